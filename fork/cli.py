@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from fork import fetch, flavour, plan, tree, upstream
+from fork import plan, requirements, tree
 from fork.errors import ForkError
 from fork.progress import say
 from fork.repo import HERE, Repo
@@ -23,20 +23,24 @@ def main(arguments: list[str] | None = None, repo: Repo = HERE) -> int:
 
 
 def _fetch(repo: Repo, options: argparse.Namespace) -> int:
-    release = upstream.load(repo.upstream_toml)
-    for path in fetch.ensure(release, flavour.choose(release, options.flavour).wheel_keys()).values():
+    for path in plan.sources(repo, options.flavour).wheels.values():
         print(path)
     return 0
 
 
 def _apply(repo: Repo, options: argparse.Namespace) -> int:
-    chosen = flavour.choose(upstream.load(repo.upstream_toml), options.flavour)
-    folder = options.folder or repo.tree(chosen.name)
-    made = plan.make(repo, chosen)
+    made = plan.make(repo, options.flavour)
+    folder = options.folder or repo.tree(made.flavour.name)
     # Without DIR it is the tree of the editable install, whose modules are links.
     written = tree.write(made, folder, link=options.link or options.folder is None, force=options.force)
     counts = f"{len(made.outcome.files)} files edited, {len(made.outcome.added)} modules added"
     say(f"{folder}: {made.version}, {counts}" if written else f"{folder}: already applied, nothing to do")
+    return 0
+
+
+def _requirements(repo: Repo, options: argparse.Namespace) -> int:
+    found = plan.sources(repo, options.flavour)
+    print("\n".join(requirements.derive(found.flavour, found.wheels)))
     return 0
 
 
@@ -60,4 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="default: the editable install's tree")
     sub.add_argument("--link", action="store_true", help="link added modules to the repository instead of copying")
     sub.add_argument("--force", action="store_true", help="drop what was changed by hand in DIR")
+
+    sub = command("requirements", _requirements, "print the dependencies derived for a flavour")
+    with_flavour(sub)
     return parser

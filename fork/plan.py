@@ -6,7 +6,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from fork import fetch, release, series, topics
+from fork import fetch, flavour, release, series, topics
 from fork import upstream as upstream_file
 from fork.base import PACKAGE, WheelBase, open_wheel
 from fork.disk import sha256
@@ -16,13 +16,22 @@ from fork.upstream import Flavour, Upstream
 
 
 @dataclass
-class Plan:
+class Sources:
+    """A flavour with its wheels at hand; enough for metadata, before any rule is applied."""
+
     upstream: Upstream
     flavour: Flavour
+    wheels: dict[str, Path]
+
+    @property
+    def version(self) -> str:
+        return self.upstream.our_version(self.flavour.name)
+
+
+@dataclass
+class Plan(Sources):
     topics: list[topics.Topic]
     outcome: series.Outcome
-    version: str
-    wheels: dict[str, Path]
     generated: dict[str, bytes]
     base: WheelBase
 
@@ -66,12 +75,17 @@ class Plan:
         )
 
 
-def make(repo: Repo, flavour: Flavour) -> Plan:
+def sources(repo: Repo, asked: str | None = None) -> Sources:
     upstream = upstream_file.load(repo.upstream_toml)
+    chosen = flavour.choose(upstream, asked)
+    return Sources(upstream, chosen, fetch.ensure(upstream, chosen.wheel_keys()))
+
+
+def make(repo: Repo, asked: str | None = None) -> Plan:
+    # Rules are read before wheels are fetched: a typing error should not cost a download first.
     series_topics = topics.load_all(repo)
-    wheels = fetch.ensure(upstream, flavour.wheel_keys())
-    base = WheelBase(wheels[flavour.metadata])
-    version = upstream.our_version(flavour.name)
+    found = sources(repo, asked)
+    base = WheelBase(found.wheels[found.flavour.metadata])
     outcome = series.apply(repo, series_topics, base)
-    generated = {release.PATH: release.text(version)}
-    return Plan(upstream, flavour, series_topics, outcome, version, wheels, generated, base)
+    generated = {release.PATH: release.text(found.version)}
+    return Plan(found.upstream, found.flavour, found.wheels, series_topics, outcome, generated, base)
