@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The n-gram table (PLE, "Engram") read from the checkpoint's own files.
+
+The published table has 320,001,536 rows of 160 bf16 values: 102 GB, of which a token
+needs 16 rows (5 KiB).  It stays where it is: ``locate`` finds the bytes of every shard
+in the safetensors files, ``gather`` reads rows by file offset, ``staging`` does so
+before each forward and puts them into a buffer of fixed address, and ``embedding`` is
+the layer that hands that buffer to the model.
+
+    header.py     safetensors header -> where each tensor's bytes are
+    locate.py     model directory -> shards of one table, checked
+    gather.py     row ids -> rows, with pread
+    reference.py  the same, by loading the table: what tests compare with
+    embedding.py  the layer: no weight, one staging buffer, one open table
+    staging.py    a step's batch -> its rows in that buffer
+    settings.py   when ``host_file_gather`` is on, and what it refuses
+    errors.py     one exception per way to be wrong
+"""

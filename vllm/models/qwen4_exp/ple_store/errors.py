@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One exception per way the table's files, or the settings, can be wrong."""
+
+
+class PLEStoreError(RuntimeError):
+    """Base of everything that can be wrong with a table in files.
+
+    Attributes:
+        path: the file (or model directory) at fault
+        expected: what had to be there
+        actual: what was there
+    """
+
+    what = "The n-gram table cannot be used"
+    remedy = ""
+
+    def __init__(self, path: object, expected: object, actual: object) -> None:
+        # All arguments go to ``args``, so that the exception survives the pickling
+        # between a worker and the engine.
+        super().__init__(str(path), str(expected), str(actual))
+        self.path, self.expected, self.actual = self.args
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what}: {self.path}: expected {self.expected}, "
+            f"found {self.actual}. {self.remedy}"
+        )
+
+
+class TableNotFound(PLEStoreError):
+    what = "No n-gram table in the model directory"
+    remedy = (
+        "host_file_gather reads the table from safetensors files in the model's own "
+        "directory, under every load format (dummy included): give a directory that "
+        "holds them, or set --engram-config "
+        '\'{"host_file_gather": false, "cpu_offload": false}\'.'
+    )
+
+
+class MissingShard(PLEStoreError):
+    what = "A shard of the n-gram table is missing"
+    remedy = "Download the checkpoint again; its index and files must be complete."
+
+
+class DuplicateShard(PLEStoreError):
+    what = "A shard of the n-gram table is there more than once"
+    remedy = "Keep one copy; a stale file beside a new checkpoint is the usual cause."
+
+
+class WrongShape(PLEStoreError):
+    what = "A shard of the n-gram table has the wrong shape"
+    remedy = "The config and the weights are not of the same model."
+
+
+class WrongDtype(PLEStoreError):
+    what = "The n-gram table has a dtype that cannot be served here"
+    remedy = (
+        "Check ple_embedding_dtype and quantization_config in the model's config.json "
+        "against the weights."
+    )
+
+
+class BadHeader(PLEStoreError):
+    what = "Not a readable safetensors file"
+    remedy = "Download the file again."
+
+
+class TruncatedFile(PLEStoreError):
+    what = "A file of the n-gram table is too short"
+    remedy = "Download the file again; it was cut off."
+
+
+class UnreadableFile(PLEStoreError):
+    what = "A file of the n-gram table cannot be opened"
+    remedy = "Check that the file exists and that the serving user may read it."
+
+
+class RowOutOfRange(PLEStoreError):
+    what = "A row id lies outside the n-gram table"
+    remedy = "This is a defect of the server, not of the request; please report it."
+
+
+class RowReadFailed(PLEStoreError):
+    what = "Reading a row of the n-gram table failed"
+    remedy = (
+        "The file changed or its disk failed while it was being served; the step is "
+        "given up rather than computed from wrong rows."
+    )
+
+
+class TableNotLoadable(PLEStoreError):
+    what = "Weights were sent for an n-gram table that is served from files"
+    remedy = (
+        "Its rows cannot be replaced in memory. To update weights in place set "
+        '--engram-config \'{"host_file_gather": false}\'.'
+    )
+
+
+class HostFileGatherRefused(ValueError):
+    """A combination of settings that reading rows from files does not support.
+
+    Attributes:
+        setting: the setting that stands in the way, as the user writes it
+        value: its value
+    """
+
+    def __init__(self, setting: str, value: object, why: str, remedy: str) -> None:
+        super().__init__(setting, value, why, remedy)
+        self.setting, self.value = setting, value
+        self._sentence = f"{setting}={value!r} {why} {remedy}"
+
+    def __str__(self) -> str:
+        return self._sentence

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the bytes of each tensor are in a safetensors file.
+
+A file is ``u64 length`` (little endian), ``length`` bytes of JSON, then the data.
+The JSON maps a tensor's name to ``dtype``, ``shape`` and ``data_offsets``, the latter
+counted from the end of the JSON.  The library can give out tensors but not offsets,
+and ``pread`` needs an offset.
+"""
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .errors import BadHeader, TruncatedFile, UnreadableFile
+
+# What safetensors itself allows; a longer header is a damaged length field.
+_MAX_HEADER_BYTES = 100_000_000
+
+DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+"""safetensors dtype -> torch dtype, for those that a table may have."""
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of a file: its dtype as written, shape, and absolute offset in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+def read_header(path: Path) -> dict[str, TensorEntry]:
+    """Read the names and places of a file's tensors, without their data.
+
+    Raises:
+        UnreadableFile: it cannot be opened
+        BadHeader: it is no safetensors file
+        TruncatedFile: the data of some tensor goes beyond its end
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= _MAX_HEADER_BYTES:
+                raise BadHeader(
+                    path,
+                    f"a header of 2 to {_MAX_HEADER_BYTES} bytes",
+                    f"{length} bytes in a file of {size}",
+                )
+            text = file.read(length)
+    except OSError as error:
+        raise UnreadableFile(path, "a readable file", error.strerror) from error
+    if len(text) < length:
+        raise TruncatedFile(path, f"a header of {length} bytes", f"{len(text)} bytes")
+    try:
+        tensors = json.loads(text)
+        tensors.pop("__metadata__", None)
+        return {
+            name: _entry(path, name, raw, 8 + length, size)
+            for name, raw in tensors.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadHeader(path, "a JSON map of tensors", repr(error)) from error
+
+
+def _entry(path: Path, name: str, raw: dict, start: int, size: int) -> TensorEntry:
+    """Check one tensor's record against the file's size in bytes."""
+    begin, end = raw["data_offsets"]
+    entry = TensorEntry(raw["dtype"], tuple(raw["shape"]), start + begin)
+    if start + end > size:
+        raise TruncatedFile(path, f"{start + end} bytes (for {name})", f"{size} bytes")
+    dtype = DTYPES.get(entry.dtype)
+    # Other dtypes are of no concern here: they never become a table.
+    if dtype is not None and end - begin != math.prod(entry.shape) * dtype.itemsize:
+        raise BadHeader(
+            path,
+            f"{math.prod(entry.shape) * dtype.itemsize} bytes for {name}",
+            f"{end - begin} bytes",
+        )
+    return entry
