@@ -18,12 +18,16 @@ from fork.repo import HERE
 README = HERE.root / "README.md"
 
 
-def build_wheel(wheel_directory: str, config_settings: dict | None = None, metadata_directory: str | None = None) -> str:
+def build_wheel(
+    wheel_directory: str, config_settings: dict | None = None, metadata_directory: str | None = None
+) -> str:
     with _sentence():
         return wheel.full(plan.make(HERE), Path(wheel_directory), README)
 
 
-def build_editable(wheel_directory: str, config_settings: dict | None = None, metadata_directory: str | None = None) -> str:
+def build_editable(
+    wheel_directory: str, config_settings: dict | None = None, metadata_directory: str | None = None
+) -> str:
     with _sentence():
         made = plan.make(HERE)
         place = HERE.tree(made.flavour.name)

@@ -17,7 +17,15 @@ from fork.plan import Sources
 
 NAME = "vllm"
 # Replaced by ours. License-File goes with the files of the folder, which are upstream's too.
-_OWN_FIELDS = {"name", "version", "requires-dist", "provides-extra", "description", "description-content-type", "dynamic"}
+_OWN_FIELDS = {
+    "name",
+    "version",
+    "requires-dist",
+    "provides-extra",
+    "description",
+    "description-content-type",
+    "dynamic",
+}
 
 
 def folder(version: str) -> str:

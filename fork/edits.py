@@ -72,7 +72,9 @@ def splice(rule_file: RuleFile, source: bytes, matches: list[astgrep.Match]) -> 
     pieces, position, previous = [], 0, None
     for match in matches:
         if previous is not None and match.start < position:
-            raise OverlappingEdits(f"rules {previous} and {match.rule} replace overlapping text {where}; make them one rule")
+            raise OverlappingEdits(
+                f"rules {previous} and {match.rule} replace overlapping text {where}; make them one rule"
+            )
         if source[match.start : match.end] == match.replacement:
             raise IdleRule(f"rule {match.rule} replaces text by itself {where}; the fix changes nothing")
         pieces += [source[position : match.start], match.replacement]
@@ -86,4 +88,3 @@ def splice(rule_file: RuleFile, source: bytes, matches: list[astgrep.Match]) -> 
         rules = ", ".join(dict.fromkeys(match.rule for match in matches))
         raise ResultDoesNotCompile(f"the result of {rules} {where} is not valid Python: {error}") from None
     return FileEdit(rule_file, source, after, tuple(matches))
-

@@ -59,8 +59,7 @@ class CountMismatch(ForkError):
 
     def __init__(self, topic: str, target: str, rule: str, expected: int, actual: int) -> None:
         super().__init__(
-            f"rule {rule} of topic {topic} matches {actual} times in {target}, expected {expected}; "
-            "nothing was written"
+            f"rule {rule} of topic {topic} matches {actual} times in {target}, expected {expected}; nothing was written"
         )
         self.rule, self.expected, self.actual = rule, expected, actual
 
@@ -116,7 +115,9 @@ class DiskFull(ForkError):
 
     def __init__(self, folder: Path | str, what: str, needed: int | None, free: int) -> None:
         wanted = "more" if needed is None else f"{needed / MIB:.0f} MiB"
-        super().__init__(f"{what} needs {wanted} in {folder}, where {free / MIB:.0f} MiB are free; make room and repeat")
+        super().__init__(
+            f"{what} needs {wanted} in {folder}, where {free / MIB:.0f} MiB are free; make room and repeat"
+        )
 
 
 class DownloadFailed(ForkError):

@@ -37,6 +37,8 @@ def read(path: Path) -> Manifest:
     try:
         return Manifest(**json.loads(path.read_text("utf-8")))
     except FileNotFoundError:
-        raise NotOurTree(f"{path.parent} was not written by `fork apply` (no {path.name}); name an empty or new folder") from None
+        raise NotOurTree(
+            f"{path.parent} was not written by `fork apply` (no {path.name}); name an empty or new folder"
+        ) from None
     except (ValueError, TypeError) as error:
         raise NotOurTree(f"{path} cannot be read: {error}; remove the folder and apply again") from None

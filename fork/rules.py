@@ -57,7 +57,9 @@ def _rule(path: Path, document: object) -> Rule:
     if missing := [key for key in REQUIRED if key not in document]:
         raise RuleFormatError(f"{name} lacks {', '.join(missing)}")
     if unknown := sorted(document.keys() - KEYS):
-        raise RuleFormatError(f"{name} has {', '.join(map(str, unknown))}, and only {', '.join(sorted(KEYS))} are allowed")
+        raise RuleFormatError(
+            f"{name} has {', '.join(map(str, unknown))}, and only {', '.join(sorted(KEYS))} are allowed"
+        )
     if document["language"] != "Python":
         raise RuleFormatError(f"{name} has language {document['language']!r}, and targets are Python files")
     for key in ("id", "message", "note"):
@@ -71,5 +73,7 @@ def _rule(path: Path, document: object) -> Rule:
         raise RuleFormatError(f"{name} has count {count!r}, expected a number from 1")
     near_miss = metadata.get("near_miss")
     if not isinstance(near_miss, str) or not near_miss.strip():
-        raise RuleFormatError(f"{name} lacks metadata.near_miss, a snippet that resembles the target and must not match")
+        raise RuleFormatError(
+            f"{name} lacks metadata.near_miss, a snippet that resembles the target and must not match"
+        )
     return Rule(document["id"], document["message"].strip(), document["note"].strip(), count, near_miss)

@@ -54,7 +54,9 @@ def attempt(repo: Repo, topics: list[Topic], base: Base) -> Outcome:
 
 
 def collision(topic: Topic, path: str, base: Base) -> ModuleCollision:
-    return ModuleCollision(f"topic {topic.name} adds vllm/{path}, and {base.name} has that file; rename ours or edit theirs")
+    return ModuleCollision(
+        f"topic {topic.name} adds vllm/{path}, and {base.name} has that file; rename ours or edit theirs"
+    )
 
 
 def _edit(rule_file: RuleFile, base: Base, outcome: Outcome) -> None:

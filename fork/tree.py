@@ -102,7 +102,9 @@ def _keep_bytecode(reuse: Path, target: Path, touched: set[str]) -> None:
     stale = {(str(Path(path).parent), Path(path).stem) for path in touched}
     for cached in reuse.rglob("__pycache__/*.pyc"):
         path = cached.relative_to(reuse)
-        if (str(path.parent.parent), path.name.partition(".")[0]) not in stale and (target / path.parent.parent).is_dir():
+        if (str(path.parent.parent), path.name.partition(".")[0]) not in stale and (
+            target / path.parent.parent
+        ).is_dir():
             _linked(cached, target / path)
 
 

@@ -6,11 +6,10 @@ them: the CUDA flavour is 837 MB unpacked, and compressing it again would take m
 
 from __future__ import annotations
 
-import shutil
 import zipfile
 from pathlib import Path
 
-from fork import dist_info, disk, requirements
+from fork import disk, dist_info, requirements
 from fork.base import PACKAGE
 from fork.errors import BadWheel
 from fork.plan import Plan, Sources
