@@ -1,0 +1,171 @@
+"""Rows read by offset against the table loaded by safetensors."""
+
+import gc
+import multiprocessing
+import os
+import threading
+
+import pytest
+import torch
+
+from vllm.models.qwen4_exp.ple_store.errors import RowOutOfRange, RowReadFailed, UnreadableFile
+from vllm.models.qwen4_exp.ple_store.gather import TableFiles
+from vllm.models.qwen4_exp.ple_store.reference import LoadedTable
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal bytes: rows are copied, so there is no tolerance."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn])
+@pytest.mark.parametrize("parts", [1, 5, 37])
+def test_every_row(write_table, dtype, parts):
+    written = write_table(parts=parts, dtype=dtype)
+    location = written.locate()
+    assert len({shard.rows for shard in location.shards}) == (2 if parts == 5 else 1)  # 8 8 8 8 5
+    ids = torch.randperm(37)
+    with TableFiles(location) as table:
+        got = table.gather(ids)
+    assert same(got, LoadedTable(location).gather(ids))
+    assert same(got, written.values.view(torch.uint8)[ids].view(dtype))
+
+
+def test_random_batches_with_repeats(write_table):
+    written = write_table(rows=1000, parts=7)
+    location = written.locate()
+    loaded = LoadedTable(location)
+    with TableFiles(location) as table:
+        for seed in range(20):
+            generator = torch.Generator().manual_seed(seed)
+            ids = torch.randint(0, 1000, (seed + 1, 4), generator=generator)
+            ids[-1] = ids[0]  # a repeated token
+            assert same(table.gather(ids), loaded.gather(ids))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 4), (3, 0)])
+def test_no_ids(write_table, shape):
+    with TableFiles(write_table().locate()) as table:
+        assert table.gather(torch.zeros(shape, dtype=torch.int64)).shape == (*shape, 6)
+
+
+def test_rows_on_both_sides_of_a_shard_boundary(write_table):
+    written = write_table()  # shards start at 0 8 16 24 32, two in a file
+    ids = torch.tensor([7, 8, 15, 16, 31, 32, 36, 0])
+    with TableFiles(written.locate()) as table:
+        assert same(table.gather(ids), written.values[ids])
+
+
+def test_neighbours_are_one_read(write_table, monkeypatch):
+    written = write_table()
+    reads = []
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: reads.append(len(buffers[0])) or real(fd, buffers, at))
+    with TableFiles(written.locate()) as table:
+        table.gather(torch.tensor([6, 5, 5, 7, 8, 20]))
+    assert sorted(reads) == [12, 12, 36]  # 5-7 in shard 0, 8 in shard 1, 20 alone; a row is 12 bytes
+
+
+@pytest.mark.parametrize("bad", [-1, 37, 2**40])
+def test_row_out_of_range(write_table, bad):
+    with TableFiles(write_table().locate()) as table, pytest.raises(RowOutOfRange, match=rf"0\.\.36, found row {bad}"):
+        table.gather(torch.tensor([3, bad]))
+
+
+def test_file_cut_while_serving(write_table):
+    written = write_table()
+    location = written.locate()
+    with TableFiles(location) as table:
+        os.truncate(location.shards[1].path, location.shards[1].offset + 8 * 12 - 1)
+        table.gather(torch.tensor([0]))  # what is still there can still be read
+        with pytest.raises(RowReadFailed, match=r"12 bytes at offset \d+, found 11 bytes before the end"):
+            table.gather(torch.tensor([15]))
+
+
+def test_disk_error_while_serving(write_table, monkeypatch):
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    with TableFiles(write_table().locate()) as table:
+        monkeypatch.setattr(os, "preadv", fail)
+        with pytest.raises(RowReadFailed, match="Input/output error"):
+            table.gather(torch.tensor([0]))
+
+
+def test_partial_reads_are_completed(write_table, monkeypatch):
+    written = write_table()
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: real(fd, [buffers[0][:5]], at))
+    with TableFiles(written.locate()) as table:
+        assert same(table.gather(torch.arange(37)), written.values)
+
+
+def test_file_removed_before_opening(write_table):
+    written = write_table()
+    location = written.locate()
+    written.files[1].unlink()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(UnreadableFile, match="No such file"):
+        TableFiles(location)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before  # those opened before it are closed
+
+
+def test_descriptors_are_closed(write_table):
+    location = write_table().locate()
+    before = len(os.listdir("/proc/self/fd"))
+    table = TableFiles(location)
+    assert len(os.listdir("/proc/self/fd")) == before + 3  # one a file, not one a shard
+    table.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(RowReadFailed, match="a closed one"):
+        table.gather(torch.tensor([0]))
+    dropped = TableFiles(location)
+    del dropped
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_random_access_is_announced(write_table, monkeypatch):
+    advice = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, what: advice.append((size, what)))
+    with TableFiles(write_table().locate()) as table:
+        assert advice == [(0, os.POSIX_FADV_RANDOM)] * 3
+        del advice[:]
+        table.gather(torch.tensor([3, 30]))
+    assert advice == [(12, os.POSIX_FADV_WILLNEED)] * 2
+
+
+def test_threads_share_a_table(write_table):
+    written = write_table(rows=1000, parts=7)
+    wrong = []
+
+    def work(table: TableFiles, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(50):
+            ids = torch.randint(0, 1000, (40,), generator=generator)
+            if not same(table.gather(ids), written.values[ids]):
+                wrong.append(ids)
+
+    with TableFiles(written.locate()) as table:
+        threads = [threading.Thread(target=work, args=(table, seed)) for seed in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_a_forked_process_reads_and_closes_on_its_own(write_table):
+    written = write_table()
+
+    def child(table: TableFiles) -> None:
+        assert same(table.gather(torch.arange(37)), written.values)
+        table.close()
+
+    with TableFiles(written.locate()) as table:
+        process = multiprocessing.get_context("fork").Process(target=child, args=(table,))
+        process.start()
+        process.join(30)
+        assert process.exitcode == 0
+        assert same(table.gather(torch.arange(37)), written.values)
