@@ -18,7 +18,7 @@ class Geometry:
     """One checkpoint's shape.  `overrides` are further fields of `Qwen4ExpTextConfig`."""
 
     num_hidden_layers: int = 8
-    hidden_size: int = 64
+    hidden_size: int = 128
     ple_layer_ids: tuple[int, ...] = (2,)
     #: rows per hashed head; there are 2 x 8 heads, so the table has about 16 times as many rows
     ngram_vocab_size_base: int = 521
@@ -47,7 +47,6 @@ PRESETS: dict[str, Geometry] = {
     # (320 bytes, one read each); 16 x 41000 of them are 210 MB, far more than everything else in the file.
     "demo": Geometry(
         num_hidden_layers=12,
-        hidden_size=128,
         ngram_vocab_size_base=41_000,
         ple_embed_dim=2560,
         split_ngram_parts=16,
@@ -85,8 +84,8 @@ def text_config(shape: Geometry, *, eos_token_id: int, pad_token_id: int):
         mamba_ssm_dtype="float32",
         linear_num_key_heads=2,
         linear_num_value_heads=4,
-        linear_key_head_dim=32,
-        linear_value_head_dim=32,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
         linear_conv_kernel_dim=4,
         num_experts=shape.num_experts,
         num_experts_per_tok=shape.num_experts_per_tok,

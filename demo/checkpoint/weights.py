@@ -9,9 +9,15 @@ changes its result, and hyper-connection gates differ per stream.  `tests/e2e/te
 turn and demands a change of the logits far above rounding.
 
 *The greedy choice must be decisive.*  With independent random rows in the lm_head the two best of 500 logits lie
-about 0.28 standard deviations apart, and bfloat16 moves a logit by about 1 % of one: some position in thirty would be
-decided by rounding.  So a row of the lm_head is partly the embedding of the token before it in one long cycle
-(`successor`); the rest is noise.  `ALIGNMENT` is that part.
+about 0.28 standard deviations apart, and bfloat16 moves a logit by some per cent of one: a position in twenty would
+be decided by rounding.  So a row of the lm_head is partly the embedding of the token before it in one long cycle
+(`successor_cycle`), and the rest is noise.  The context still decides one token in twenty, and every log-probability.
+
+Measured with transformers on 2000 positions, preset tiny and seed 0: best minus second-best logit 3.2 in the median
+and under 0.5 at 8 % of positions; bfloat16 against float32 moves a logit by 0.014 (standard deviation) where neither
+the router nor the indexer changes its choice and by 0.07 overall; taking a part away moves logits by 0.16 (the shared
+expert's gate) to 1.2 (PLE values).  A branch that adds more than these gains makes the last ratio worse, not better:
+GDN at twice the gain doubled the rounding noise that reaches router and indexer, and with it their changed choices.
 
 *The same seed gives the same file*, tensor by tensor: each one is drawn from its own generator, seeded with the name,
 so that layer 3 is the same in a model of 4 layers and of 12.
@@ -25,7 +31,7 @@ import torch
 
 #: How many standard deviations of the other logits the successor's logit lies above zero.  The best of 500 others
 #: lies near 3.1.
-ALIGNMENT = 5.0
+ALIGNMENT = 4.8
 #: Standard deviation of the logits that are not the successor's.
 LOGIT_STD = 2.0
 
@@ -48,16 +54,16 @@ def _std(name: str, shape: torch.Size, *, layers: int, hc_count: int) -> float |
     rules: tuple[tuple[str, float], ...] = (
         (r"embed_tokens\.weight$", math.sqrt(fan_in)),
         (r"ngram_embedding\.weight$", math.sqrt(fan_in)),
-        (r"ple\.(key_proj|value_proj)\.weight$", 1.0),
+        (r"ple\.(key_proj|value_proj)\.weight$", 0.7),
         # 4 taps of a depthwise filter; silu halves what it passes
         (r"conv1d\.weight$", 1.0),
-        (r"linear_attn\.out_proj\.weight$", 4.0 * block),
+        (r"linear_attn\.out_proj\.weight$", 2.0 * block),
         (r"linear_attn\.in_proj_[ab]\.weight$", 1.0),
-        (r"self_attn\.o_proj\.weight$", 4.0 * block),
+        (r"self_attn\.o_proj\.weight$", 6.0 * block),
         (r"shared_expert\.down_proj\.weight$", 4.0 * block),
-        (r"experts\.down_proj$", 4.0 * block),
+        (r"experts\.down_proj$", 2.0 * block),
         # Routing that is nearly even would make every token a near tie between experts.
-        (r"mlp\.gate\.weight$", 2.0),
+        (r"mlp\.gate\.weight$", 3.0),
         # The model divides these two projections' results by the number of streams.
         (_HC + r"(input_mix_weight_down|block_inject_weight)\.weight$", 1.0 * hc_count),
         (_HC + r"input_mix_weight_up\.weight$", 2.0),
@@ -83,7 +89,7 @@ def _special(name: str, shape: torch.Size, generator: torch.Generator) -> torch.
         return uniform(-1.5, -0.5)
     if re.search(r"\.(q_norm|k_norm)\.weight$", name):
         # These norms scale by 1 + weight.  Both at 1.5 give attention scores a spread of 2.25 instead of 1.
-        return uniform(0.3, 0.7)
+        return uniform(0.45, 0.85)
     if name.endswith("linear_attn.norm.weight"):
         return uniform(0.7, 1.3)
     if re.search(r"(norm|norm_key|norm_query|norm_conv|layernorm)\.weight$", name):
