@@ -35,8 +35,8 @@ def download(requirement: str, file: str | None, work: Path, require_hashes: boo
         command.append("--require-hashes")
     # TMPDIR: what pip unpacks halfway has to be on the disk that was measured, and go away with `work`.
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    # Its progress bar is on stdout and passes through to the terminal; stderr holds what goes wrong.
-    done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    # Its progress bar is on stdout and goes to our stderr, where ours are; its stderr holds what goes wrong.
+    done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, env=environment, check=False)
     if done.returncode != 0:
         raise _reason(requirement.split()[0], done.stderr, work)
     return next(target.glob("*.whl"))

@@ -66,8 +66,10 @@ def _rule(path: Path, document: object) -> Rule:
         if not isinstance(document[key], str) or not document[key].strip():
             raise RuleFormatError(f"{name} has an empty {key}")
     metadata = document["metadata"]
-    if not isinstance(metadata, dict) or (odd := sorted(metadata.keys() - {"count", "near_miss"})):
-        raise RuleFormatError(f"{name} has metadata other than count and near_miss" + (f": {odd}" if metadata else ""))
+    if not isinstance(metadata, dict):
+        raise RuleFormatError(f"{name} has metadata other than a mapping with count and near_miss")
+    if odd := sorted(metadata.keys() - {"count", "near_miss"}):
+        raise RuleFormatError(f"{name} has {', '.join(map(str, odd))} in metadata, which holds count and near_miss only")
     count = metadata.get("count", 1)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise RuleFormatError(f"{name} has count {count!r}, expected a number from 1")
