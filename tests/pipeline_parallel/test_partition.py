@@ -12,6 +12,8 @@ from vllm.models.qwen4_exp.stages import plan_stages
 
 from .geometry import text_config
 
+PROPOSAL = r"(?:pipeline_parallel_size=(\d+) with )?VLLM_PP_LAYER_PARTITION=([\d,]+) would work$"
+
 REFUSALS = [
     # pipeline size, partition, deepstack levels, error, what the message must name
     (3, "16,16", 0, errors.PartitionEntryCount, ["'16,16'", "2 entries", "size=3", "stage 2"]),
@@ -50,10 +52,20 @@ def test_refusal(size, partition, levels, error, named):
 def test_proposal_in_the_message_is_accepted(size, partition, levels, error, named):
     with pytest.raises(error) as refusal:
         plan_stages(text_config(), size, partition=partition, deepstack_levels=levels)
-    found = re.search(r"; (?:pipeline_parallel_size=(\d+) with )?VLLM_PP_LAYER_PARTITION=([\d,]+) would work$", str(refusal.value))
+    found = re.search(PROPOSAL, str(refusal.value))
     assert found, refusal.value
     proposed = int(found[1] or size)
     assert len(plan_stages(text_config(), proposed, partition=found[2], deepstack_levels=levels)) == proposed
+
+
+@pytest.mark.parametrize("size, partition", [(3, "3,1,44"), (5, "14,1,1,16,16"), (48, None), (30, None)])
+def test_stage_without_states_under_prefix_caching(size, partition):
+    with pytest.raises(errors.StageWithoutStates) as refusal:
+        plan_stages(text_config(), size, partition=partition, prefix_caching=True)
+    message = str(refusal.value)
+    assert "1 QSA)" in message and "enable_prefix_caching=False" in message
+    found = re.search(PROPOSAL, message)
+    plan_stages(text_config(), int(found[1] or size), partition=found[2], prefix_caching=True)
 
 
 @pytest.mark.parametrize("outside", [0, -1, 49])
@@ -68,7 +80,7 @@ def test_table_outside_the_model(outside):
 
 def test_all_refusals_are_one_family_of_value_errors():
     family = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind.__module__ == errors.__name__]
-    assert len(family) == 8
+    assert len(family) == 9
     assert all(issubclass(kind, PipelineStageError) and issubclass(kind, ValueError) for kind in family)
 
 

@@ -12,7 +12,7 @@ from vllm.model_executor.models.config import (
     Qwen3_5ForConditionalGenerationConfig,
     Qwen4ExpForConditionalGenerationConfig,
 )
-from vllm.models.qwen4_exp.partition import DeepstackBeyondFirstStage, PartitionSum
+from vllm.models.qwen4_exp.partition import DeepstackBeyondFirstStage, PartitionSum, StageWithoutStates
 from vllm.models.qwen4_exp.stages import check_stages, describe, plan_stages
 
 from .geometry import text_config
@@ -23,7 +23,7 @@ def no_partition(monkeypatch):
     monkeypatch.delenv("VLLM_PP_LAYER_PARTITION", raising=False)
 
 
-def engine_config(pipeline_size: int, hf_config=None, multimodal=None):
+def engine_config(pipeline_size: int, hf_config=None, multimodal=None, prefix_caching=False):
     """What configuration checks read of a VllmConfig."""
     text = text_config()
     return SimpleNamespace(
@@ -36,6 +36,7 @@ def engine_config(pipeline_size: int, hf_config=None, multimodal=None):
             enable_dbo=False,
             ubatch_size=0,
         ),
+        cache_config=SimpleNamespace(enable_prefix_caching=prefix_caching),
         speculative_config=None,
     )
 
@@ -129,6 +130,13 @@ def test_vision_levels_count_only_where_the_vision_class_is_built(monkeypatch):
 def test_vision_is_served_when_the_first_stage_holds_its_levels(monkeypatch):
     monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "3,22,23")
     assert len(check_stages(vision_engine_config(3))) == 3
+
+
+def test_stage_of_one_sparse_layer_is_refused_only_with_prefix_caching(monkeypatch):
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "3,1,44")
+    assert check_stages(engine_config(3))[1].gdn_layers == ()
+    with pytest.raises(StageWithoutStates):
+        check_stages(engine_config(3, prefix_caching=True))
 
 
 @pytest.fixture

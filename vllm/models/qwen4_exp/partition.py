@@ -30,6 +30,10 @@ class DeepstackBeyondFirstStage(PipelineStageError):
     """Vision features are added to the first layers, and only the first stage receives them."""
 
 
+class StageWithoutStates(PipelineStageError):
+    """Prefix caching keeps linear-attention states on every stage, and one stage has no such layer."""
+
+
 class PartitionNotNumbers(PipelineStageError):
     """An entry of the partition is empty or not a whole number."""
 
@@ -81,10 +85,10 @@ def parse_partition(partition: str, num_layers: int, pipeline_size: int, first_a
     return counts
 
 
-def suggest(num_layers: int, pipeline_size: int, first_at_least: int = 0) -> str:
+def suggest(num_layers: int, pipeline_size: int, first_at_least: int = 0, each_at_least: int = 1) -> str:
     """Settings that work for this model, closest to what was asked for."""
-    first_at_least = max(first_at_least, 1)
-    widest = num_layers - first_at_least + 1
+    first_at_least = max(first_at_least, each_at_least)
+    widest = (num_layers - first_at_least) // each_at_least + 1
     size = pipeline_size if pipeline_size <= widest else min(_WIDEST_PROPOSAL, widest)
     counts = ",".join(map(str, propose(num_layers, size, first_at_least)))
     smaller = f"pipeline_parallel_size={size} with " if size != pipeline_size else ""

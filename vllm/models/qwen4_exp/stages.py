@@ -22,6 +22,7 @@ from vllm.models.qwen4_exp.partition import (
     DeepstackBeyondFirstStage,
     MoreStagesThanLayers,
     PleLayerOutsideModel,
+    StageWithoutStates,
     parse_partition,
     suggest,
 )
@@ -61,15 +62,17 @@ def plan_stages(
     *,
     partition: str | None = None,
     deepstack_levels: int = 0,
+    prefix_caching: bool = False,
 ) -> tuple[Stage, ...]:
     """Assign the layers of `text_config` to `pipeline_size` stages.
 
     `partition` is in the form of VLLM_PP_LAYER_PARTITION ("16,16,16") and stands in for that variable
     where a caller weighs alternatives. `deepstack_levels` is the number of decoder layers, counted from
-    the first, that add vision features; 0 for text.
+    the first, that add vision features; 0 for text. `prefix_caching` asks for linear-attention states on
+    every stage: upstream's runner asserts that it finds some where it is to restore them.
 
     Raises:
-        MoreStagesThanLayers, PleLayerOutsideModel, DeepstackBeyondFirstStage: see each.
+        MoreStagesThanLayers, PleLayerOutsideModel, DeepstackBeyondFirstStage, StageWithoutStates: see each.
         PartitionNotNumbers, PartitionEntryCount, PartitionEmptyStage, PartitionSum: the partition.
     """
     num_layers = int(text_config.num_hidden_layers)
@@ -86,7 +89,7 @@ def plan_stages(
             f"add vision features to layers 0-{deepstack_levels - 1}, which only stage 0 receives; "
             f"{suggest(num_layers, pipeline_size, deepstack_levels)} would work"
         )
-    return tuple(
+    stages = tuple(
         Stage(
             index=index,
             layers=layers,
@@ -96,6 +99,13 @@ def plan_stages(
         )
         for index, layers in enumerate(ranges)
     )
+    if prefix_caching and (bare := [stage for stage in stages if not stage.gdn_layers]):
+        # Two neighbouring layers always include a linear one, so two per stage are enough.
+        raise StageWithoutStates(
+            f"{bare[0]} has no linear-attention layer, and prefix caching needs states to restore on every stage; "
+            f"enable_prefix_caching=False, or {suggest(num_layers, pipeline_size, deepstack_levels, 2)} would work"
+        )
+    return stages
 
 
 def describe(stages: tuple[Stage, ...]) -> str:
@@ -116,6 +126,7 @@ def check_stages(vllm_config: VllmConfig) -> tuple[Stage, ...]:
         model_config.hf_text_config,
         vllm_config.parallel_config.pipeline_parallel_size,
         deepstack_levels=levels,
+        prefix_caching=vllm_config.cache_config.enable_prefix_caching,
     )
     if len(stages) > 1:
         logger.info_once("Qwen4Exp pipeline: %s", describe(stages))
