@@ -7,6 +7,8 @@ them: the CUDA flavour is 837 MB unpacked, and compressing it again would take m
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fork import disk, dist_info, requirements
@@ -90,25 +92,21 @@ def editable(sources: Sources, folder: Path, tree: Path, readme: Path) -> str:
     return name
 
 
-class _writer:
-    """Opens the wheel under a temporary name; the real one appears when all is in it."""
-
-    def __init__(self, sources: Sources, folder: Path) -> None:
-        self.name = dist_info.wheel_name(sources)
-        self.folder, self.part = folder, folder / f".{self.name}.part"
-        self.info = dist_info.folder(sources.version)
-
-    def __enter__(self) -> tuple[Writer, str]:
-        self.archive = zipfile.ZipFile(self.part, "w", zipfile.ZIP_DEFLATED)
-        return Writer(self.archive, self.info), self.name
-
-    def __exit__(self, kind, error, trace) -> None:
-        if kind is None:
-            self.archive.close()
-            self.part.replace(self.folder / self.name)
-            return
-        self.archive.fp.close()
-        self.part.unlink(missing_ok=True)
+@contextmanager
+def _writer(sources: Sources, folder: Path) -> Iterator[tuple[Writer, str]]:
+    """Under a temporary name; the real one appears when all is in it."""
+    name = dist_info.wheel_name(sources)
+    part = folder / f".{name}.part"
+    with disk.watched(folder, f"writing {name}"):
+        archive = zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED)
+        try:
+            yield Writer(archive, dist_info.folder(sources.version)), name
+            archive.close()
+            part.replace(folder / name)
+        finally:
+            with suppress(OSError):  # closing writes the directory, which a full disk refuses as well
+                archive.close()
+            part.unlink(missing_ok=True)
 
 
 def _upstream_record(plan: Plan) -> dict[str, tuple[str, str, str]]:

@@ -1,0 +1,68 @@
+"""The real series on the real release, and the promise that one file names it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fork import check, fetch, requirements, upstream
+from fork.repo import HERE
+
+RELEASE = upstream.load(HERE.upstream_toml)
+
+
+def test_the_series_holds():
+    """Counts, near misses, owners of modules, generated pages; `python -m fork check` prints the same."""
+    assert [str(problem) for problem in check.run(HERE).problems] == []
+
+
+def tracked() -> list[Path]:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=HERE.root, capture_output=True, check=False)
+    if listing.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [HERE.root / name for name in listing.stdout.decode().split("\0") if name and (HERE.root / name).is_file()]
+
+
+def live_values(path: Path) -> list[str]:
+    """Texts in a file that a program reads; comments and docstrings may speak of releases."""
+    text = path.read_text("utf-8")
+    if path.suffix != ".py":
+        return [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    tree = ast.parse(text)
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in prose)
+    return [node.value for node in constants if isinstance(node.value, str)]
+
+
+def is_program(path: Path) -> bool:
+    return path.suffix == ".py" or path.name in ("Makefile", "Dockerfile", "pyproject.toml", "run")
+
+
+def test_only_upstream_toml_names_the_release():
+    naming = {
+        path.relative_to(HERE.root).as_posix()
+        for path in tracked()
+        if is_program(path) and any(RELEASE.version in value for value in live_values(path))
+    }
+    # FROM cannot read a file; test_dockerfile.py compares its default.
+    assert naming == {"Dockerfile"}
+
+
+def test_module_folder_gives_way_to_the_installed_package():
+    assert HERE.modules.is_dir()
+    assert not (HERE.modules / "__init__.py").exists()
+
+
+def test_python_versions_are_upstreams():
+    wheel = fetch.ensure(RELEASE, RELEASE.bases)[RELEASE.bases[0]]
+    ours = tomllib.loads((HERE.root / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert set(ours.split(",")) == set(requirements.read_metadata(wheel)["Requires-Python"].split(","))
+
+
+def test_files_of_the_tool_stay_small():
+    sizes = sorted(path.read_text().count("\n") for path in (HERE.root / "fork").glob("*.py"))
+    assert sizes[len(sizes) // 2] < 100 and sizes[-1] < 200
