@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which cores the workers of one machine compute on, when it has fewer NUMA nodes.
+
+Upstream binds each worker to a NUMA node of its own and stops where there are fewer
+nodes than workers: every pipeline on an ordinary desktop.  Here the workers then get
+the cores of the nodes that there are, in equal runs, or share all of them where
+there is less than one core each.
+"""
+
+from collections.abc import Sequence
+
+from vllm import envs
+from vllm.utils.cpu_resource_utils import (
+    LogicalCPUInfo,
+    get_allowed_cpu_list,
+    get_visible_memory_node,
+)
+
+AUTO = "auto"
+
+
+def bind_mask(
+    workers: int, local_dp_rank: int | None, nodes: Sequence[int] | None
+) -> str:
+    """The value that ``VLLM_CPU_OMP_THREADS_BIND`` stands for on this machine.
+
+    Args:
+        workers: worker processes of one data-parallel replica on this machine.
+        local_dp_rank: which replica on this machine, None or 0 for the first.
+        nodes: NUMA nodes assigned to it; None for all that are visible.
+
+    Returns the user's own setting if there is one, and upstream's ``auto`` where it
+    works; otherwise core lists, ``0,1|2,3``, one for each worker of each replica up
+    to this one, since the reader takes its own part out of the whole.
+
+    """
+    setting = envs.VLLM_CPU_OMP_THREADS_BIND
+    visible = get_visible_memory_node(nodes)
+    if setting != AUTO or workers <= len(visible):
+        return setting
+    cores = one_per_core(get_allowed_cpu_list(), visible)
+    return "|".join(core_lists(cores, workers) * ((local_dp_rank or 0) + 1))
+
+
+def one_per_core(cpus: Sequence[LogicalCPUInfo], nodes: Sequence[int]) -> list[int]:
+    """One logical CPU of every physical core on ``nodes``, in order.
+
+    Two threads of one core share its vector units, so a second one only waits.
+    """
+    first: dict[tuple[int, int], int] = {}
+    for cpu in sorted(cpus, key=lambda cpu: cpu.id):
+        if cpu.numa_node in nodes:
+            first.setdefault((cpu.numa_node, cpu.physical_core), cpu.id)
+    return sorted(first.values())
+
+
+def core_lists(cores: Sequence[int], workers: int) -> list[str]:
+    """Split cores into ``workers`` runs, or give all to each if they are too few.
+
+    Cores left over by the division stay free for the engine and the server.
+    """
+    share = len(cores) // workers
+    if share == 0:
+        return [",".join(map(str, cores))] * workers
+    runs = (cores[i * share : (i + 1) * share] for i in range(workers))
+    return [",".join(map(str, run)) for run in runs]
