@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fork.errors import DiskFull
+from fork.errors import DiskFull, NotWritable
 
 CHUNK = 1 << 20
 
@@ -26,12 +26,17 @@ def require(folder: Path, what: str, needed: int) -> None:
 
 @contextmanager
 def watched(folder: Path, what: str) -> Iterator[None]:
-    """Another process may have taken the room in the meantime; that is a sentence too, not a traceback."""
+    """What a disk refuses is a sentence too, not a traceback; another process may have taken the room since asking."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(folder, what, None, free(folder)) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            place = error.filename or folder
+            raise NotWritable(
+                f"{what}: {place} cannot be written ({error.strerror}); use a folder of your own"
+            ) from error
         raise
 
 

@@ -120,6 +120,10 @@ class DiskFull(ForkError):
         )
 
 
+class NotWritable(ForkError):
+    """A folder that has to be written belongs to somebody else, or is mounted read-only."""
+
+
 class DownloadFailed(ForkError):
     """pip could not reach the index, or the index has no such wheel."""
 

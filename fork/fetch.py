@@ -52,8 +52,10 @@ def verify(path: Path, wheel: Wheel) -> None:
         actual = disk.sha256_file(path, progress.update)
     if actual != wheel.sha256:
         raise WrongHash(path, wheel.sha256, actual)
-    with disk.watched(path.parent, f"the note that {path.name} is verified"):
+    try:
         stamp.write_text(json.dumps(state))
+    except OSError:
+        pass  # a shared, read-only cache, or a full disk: hashing again next time is all that is lost
 
 
 def _download(folder: Path, wheel: Wheel) -> None:

@@ -69,7 +69,9 @@ def _rule(path: Path, document: object) -> Rule:
     if not isinstance(metadata, dict):
         raise RuleFormatError(f"{name} has metadata other than a mapping with count and near_miss")
     if odd := sorted(metadata.keys() - {"count", "near_miss"}):
-        raise RuleFormatError(f"{name} has {', '.join(map(str, odd))} in metadata, which holds count and near_miss only")
+        raise RuleFormatError(
+            f"{name} has {', '.join(map(str, odd))} in metadata, which holds count and near_miss only"
+        )
     count = metadata.get("count", 1)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise RuleFormatError(f"{name} has count {count!r}, expected a number from 1")

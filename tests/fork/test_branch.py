@@ -48,7 +48,11 @@ def test_base_is_upstreams_python_without_binaries(two, tmp_path):
 
 def test_message_says_why(two, tmp_path):
     message = git(write(two, tmp_path / "b"), "log", "-1", "--format=%B", "HEAD~1")
-    for part in ("Because of stages.", "- vllm/core/planning.py: Lets every stage plan.", "Related: vllm-project/vllm#1"):
+    for part in (
+        "Because of stages.",
+        "- vllm/core/planning.py: Lets every stage plan.",
+        "Related: vllm-project/vllm#1",
+    ):
         assert part in message
 
 

@@ -68,7 +68,9 @@ class Image:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VLLM"))}
         # No cache of ours either: an image build has no wheel and must not fetch one.
         inherited |= {"PATH": f"{self.environment}/bin:{inherited['PATH']}", "VLLM_FORK_CACHE": "/nonexistent"}
-        done = subprocess.run(["sh", "-c", command], cwd=self.folder, env=inherited, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=self.folder, env=inherited, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         return done
 

@@ -24,12 +24,10 @@ def result(project):
 
 def test_offsets_are_bytes(forked):
     """The docstring's dash is three bytes: counted in characters, the edit would land two to the left."""
-    assert '    if config.pp_size > 1:\n        check(config)\n    names' in result(forked)["core/planning.py"]
+    assert "    if config.pp_size > 1:\n        check(config)\n    names" in result(forked)["core/planning.py"]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "actual"), [("nothing_like_it()", 0), ("names = [layer for layer in groups]", 2)]
-)
+@pytest.mark.parametrize(("pattern", "actual"), [("nothing_like_it()", 0), ("names = [layer for layer in groups]", 2)])
 def test_wrong_count_names_rule_file_and_count(project, rule, pattern, actual):
     project.topic()
     project.rules(rule("one", pattern, "x = 1"))
@@ -110,7 +108,9 @@ def test_later_topic_sees_the_earlier_result(forked, rule):
 
 def test_rules_of_one_file_do_not_see_each_other(project, rule):
     project.topic()
-    project.rules(rule("a", "SIZE = 1", "SIZE = 2") + "---\n" + rule("b", "SIZE = 2", "SIZE = 3"), target="core/table.py")
+    project.rules(
+        rule("a", "SIZE = 1", "SIZE = 2") + "---\n" + rule("b", "SIZE = 2", "SIZE = 3"), target="core/table.py"
+    )
     with pytest.raises(CountMismatch, match="rule b"):
         result(project)
 

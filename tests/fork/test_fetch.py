@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from fork import cli, disk, fetch, pip_download
-from fork.errors import DiskFull, DownloadFailed, WrongHash
+from fork.errors import DiskFull, DownloadFailed, NotWritable, WrongHash
 
 
 @pytest.fixture
@@ -87,6 +87,22 @@ def test_no_room_met_in_the_middle(project, index, monkeypatch):
     assert left_in(project) == []
 
 
+def test_folder_of_somebody_else(project, index, monkeypatch):
+    """Simulated: tests may run as root, whom no permission stops."""
+
+    def denied(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", "/their/cache")
+
+    monkeypatch.setattr(pip_download, "download", denied)
+    with pytest.raises(NotWritable, match="/their/cache cannot be written"):
+        ensure(project, "cuda")
+
+
+def test_stamp_that_cannot_be_written_is_done_without(project):
+    (project.cache / f"{project.cuda.name}.verified").mkdir()
+    assert ensure(project, "cuda") == {"cuda": project.cuda}
+
+
 @pytest.mark.parametrize(
     ("complaint", "kind"),
     [
@@ -115,7 +131,10 @@ def test_no_network(project, index, monkeypatch, capsys):
         monkeypatch.delenv(name, raising=False)
     assert cli.main(["fetch", "--flavour", "cuda"], project.repo) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "fork fetch: pip cannot reach the package index for vllm==9.9.0; check network, proxy and pip's settings"
+    assert (
+        last
+        == "fork fetch: pip cannot reach the package index for vllm==9.9.0; check network, proxy and pip's settings"
+    )
     assert left_in(project) == []
 
 

@@ -46,6 +46,11 @@ def test_only_the_rule_itself_is_tried(project, rule):
     """Another rule of the file may well match the snippet."""
     project.topic()
     wide = rule("wide", "names = [layer for layer in groups]", "names = groups", "names = [x for x in groups]", 2)
-    narrow = rule("narrow", "raise NotImplementedError($M)", "pass", 'raise NotImplemented("one stage only"); names = [layer for layer in groups]')
+    narrow = rule(
+        "narrow",
+        "raise NotImplementedError($M)",
+        "pass",
+        'raise NotImplemented("one stage only"); names = [layer for layer in groups]',
+    )
     project.rules(wide + "---\n" + narrow)
     assert problems(project) == []

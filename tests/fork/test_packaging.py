@@ -58,7 +58,9 @@ def test_driver_is_seen_by_its_proc_entry(monkeypatch, tmp_path):
     assert flavour.driver_present(tmp_path)
 
 
-@pytest.mark.parametrize(("old", "new"), [("sha256", "sha512"), ('bases = ["cuda"]', 'bases = ["hip"]'), ("fork = 3", "")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("sha256", "sha512"), ('bases = ["cuda"]', 'bases = ["hip"]'), ("fork = 3", "")]
+)
 def test_upstream_file_is_validated(project, old, new):
     path = project.repo.upstream_toml
     path.write_text(path.read_text().replace(old, new))

@@ -57,7 +57,9 @@ def test_refusals(tmp_path, change, message):
     assert "x.py.yml" in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "message"), [("a: [", "not YAML"), ("# none\n", "no rule"), ("- a\n", "not a mapping")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("a: [", "not YAML"), ("# none\n", "no rule"), ("- a\n", "not a mapping")]
+)
 def test_unreadable(tmp_path, text, message):
     with pytest.raises(RuleFormatError, match=message):
         load(tmp_path, text)
