@@ -66,7 +66,7 @@ def planned(configs, mode: str):
     register_all_kvcache_specs(engine)
     stages = plan_stages(text_config(), len(configs), partition=PARTITION)
     specs = []
-    for stage, sizes in zip(stages, sizes_of(configs)):
+    for stage, sizes in zip(stages, sizes_of(configs), strict=True):
         local = Sizes(sizes.block_size, sizes.mamba_block_size, sizes.mamba_page_size_padded)
         specs.append(layer_specs(text_config(), stage.layers, local, mode))
     groups = get_global_kv_cache_groups(engine, specs)
@@ -135,9 +135,7 @@ def test_prefill_chunks_end_where_every_stage_keeps_a_state(aligned, exchanged):
         mamba_has_prefill_checkpoint_blocks=False,
         mamba_shared_prefix_checkpoint=False,
     )
-    prompt = SimpleNamespace(
-        num_computed_tokens=0, num_tokens=8000, num_prompt_tokens=8000, shared_prefix_boundary=0
-    )
+    prompt = SimpleNamespace(num_computed_tokens=0, num_tokens=8000, num_prompt_tokens=8000, shared_prefix_boundary=0)
     chunk = Scheduler._mamba_block_aligned_split(scheduler, prompt, 2048)
     assert chunk == (BLOCK if exchanged else 2048)
 
@@ -147,8 +145,9 @@ def sizes(block: int) -> BlockSizes:
 
 
 def test_stage_without_attention_never_decides():
-    assert agree([StageReport(False, sizes(16)), StageReport(True, sizes(32)), StageReport(True, sizes(32))]) == sizes(32)
-    assert agree([StageReport(True, sizes(32)), StageReport(False, sizes(64))]) == sizes(32)
+    without, informed = StageReport(False, sizes(16)), StageReport(True, sizes(32))
+    for reports in ([without, informed, informed], [informed, without], [informed, StageReport(False, sizes(64))]):
+        assert agree(reports) == sizes(32)
 
 
 def test_without_attention_anywhere_nothing_changes():
@@ -160,8 +159,9 @@ def test_refusal_lists_each_stage_that_has_attention():
     with pytest.raises(StagesDisagreeOnBlockSizes) as refusal:
         agree(reports)
     message = str(refusal.value)
-    assert "stage 0: " in message and "block_size=32" in message and "stage 2: " in message and "block_size=48" in message
-    assert "stage 1: " not in message and "--block-size" in message
+    named = ["stage 0: ", "block_size=32", "stage 2: ", "block_size=48", "--block-size"]
+    assert [text for text in named if text not in message] == []
+    assert "stage 1: " not in message
 
 
 @pytest.mark.parametrize("rank", [0, 1])

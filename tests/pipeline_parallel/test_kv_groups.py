@@ -46,15 +46,15 @@ def test_groups_come_from_the_whole_model(plan):
 
 def test_every_worker_keeps_every_group(plan):
     """Block tables are shared by number, so an emptied group has to stay in its place."""
-    for stage, worker, specs in zip(plan.stages, plan.workers, plan.specs):
+    for stage, worker, specs in zip(plan.stages, plan.workers, plan.specs, strict=True):
         assert len(worker.kv_cache_groups) == len(plan.groups)
-        for mine, whole in zip(worker.kv_cache_groups, plan.groups):
+        for mine, whole in zip(worker.kv_cache_groups, plan.groups, strict=True):
             assert mine.layer_names == [name for name in whole.layer_names if layer_of(name) in stage.layers]
         assert sum(len(group.layer_names) for group in worker.kv_cache_groups) == len(specs)
 
 
 def test_tensors_cover_exactly_the_local_layers(plan):
-    for worker, specs in zip(plan.workers, plan.specs):
+    for worker, specs in zip(plan.workers, plan.specs, strict=True):
         assert sorted(tensor_layers(worker)) == sorted(specs)
 
 
@@ -63,7 +63,7 @@ def test_all_workers_have_the_same_number_of_blocks(plan):
 
 
 def test_bytes_per_block_follow_the_local_layers(plan):
-    for stage, worker in zip(plan.stages, plan.workers):
+    for stage, worker in zip(plan.stages, plan.workers, strict=True):
         states = max(sum(layer_of(n) in stage.layers for n in group.layer_names) for group in plan.groups[:3])
         assert bytes_per_block(worker) == max(states * PADDED_PAGE, len(stage.qsa_layers) * SPARSE_LAYER_BLOCK)
 
@@ -78,9 +78,8 @@ def test_pages_of_one_group_do_not_overlap(plan):
                 for tensor in tensors
                 for index, name in enumerate(tensor.layers)
             )
-            ends = [start + size for start, size in pages]
-            assert all(end <= start for end, (start, _) in zip(ends, pages[1:]))
-            assert not ends or ends[-1] <= stride
+            starts = [start for start, _ in pages] + [stride]
+            assert all(start + size <= after for (start, size), after in zip(pages, starts[1:], strict=True))
 
 
 @pytest.mark.parametrize("pipeline_size, expected", [(3, 13_246_464), (6, 6_623_232)])
@@ -93,7 +92,7 @@ def test_even_pipelines_take_equal_memory(config, pipeline_size, expected):
 def test_worker_can_allocate_what_was_planned(config):
     """The step that died: a tensor of a foreign layer belongs to none of the worker's groups."""
     plan = Plan(config, 4, "2,16,16,14", memory=10 * GIB)
-    for worker, specs in zip(plan.workers, plan.specs):
+    for worker, specs in zip(plan.workers, plan.specs, strict=True):
         few = get_kv_cache_config_from_groups(plan.engine, worker.kv_cache_groups, 2 * bytes_per_block(worker))
         views = allocate_kv_cache(few, torch.device("cpu"), KVCacheLayout.BLNHC)
         assert views.keys() == specs.keys()

@@ -18,8 +18,8 @@ REFUSALS = [
     # pipeline size, partition, deepstack levels, error, what the message must name
     (3, "16,16", 0, errors.PartitionEntryCount, ["'16,16'", "2 entries", "size=3", "stage 2"]),
     (2, "16,16,16", 0, errors.PartitionEntryCount, ["3 entries", "size=2", "stage 2"]),
-    (3, "16,16,15", 0, errors.PartitionSum, ["'16,16,15'", "47 of 48", "layer 47 and later"]),
-    (3, "16,16,17", 0, errors.PartitionSum, ["49 of 48", "layer 48"]),
+    (3, "16,16,15", 0, errors.PartitionSum, ["'16,16,15'", "up to 47", "48 layers", "layer 47 without"]),
+    (3, "16,16,17", 0, errors.PartitionSum, ["up to 49", "48 layers", "layer 48 to a stage"]),
     (3, "16,x,16", 0, errors.PartitionNotNumbers, ["'16,x,16'", "'x'", "stage 1"]),
     (3, "16,,16", 0, errors.PartitionNotNumbers, ["'16,,16'", "''", "stage 1"]),
     (3, "16,16,16,", 0, errors.PartitionNotNumbers, ["''", "stage 3"]),
@@ -84,7 +84,9 @@ def test_all_refusals_are_one_family_of_value_errors():
     assert all(issubclass(kind, PipelineStageError) and issubclass(kind, ValueError) for kind in family)
 
 
-@pytest.mark.parametrize("layers, size, first", [(48, 3, 1), (48, 7, 1), (48, 5, 3), (48, 46, 3), (7, 7, 1), (10, 4, 6)])
+@pytest.mark.parametrize(
+    "layers, size, first", [(48, 3, 1), (48, 7, 1), (48, 5, 3), (48, 46, 3), (7, 7, 1), (10, 4, 6)]
+)
 def test_proposal_is_even_and_complete(layers, size, first):
     counts = propose(layers, size, first)
     assert (len(counts), sum(counts)) == (size, layers)

@@ -27,9 +27,7 @@ def engine_config(pipeline_size: int, hf_config=None, multimodal=None, prefix_ca
     """What configuration checks read of a VllmConfig."""
     text = text_config()
     return SimpleNamespace(
-        model_config=SimpleNamespace(
-            hf_text_config=text, hf_config=hf_config or text, multimodal_config=multimodal
-        ),
+        model_config=SimpleNamespace(hf_text_config=text, hf_config=hf_config or text, multimodal_config=multimodal),
         parallel_config=SimpleNamespace(
             pipeline_parallel_size=pipeline_size,
             use_sequence_parallel_moe=False,

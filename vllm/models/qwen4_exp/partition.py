@@ -80,8 +80,8 @@ def parse_partition(partition: str, num_layers: int, pipeline_size: int, first_a
                 f"{setting} gives {count} layers to stage {stage}, and every stage needs at least one; {way_out}"
             )
     if (total := sum(counts)) != num_layers:
-        odd = f"layer {total} and later have no stage" if total < num_layers else f"the last stage ends at layer {total - 1}"
-        raise PartitionSum(f"{setting} adds up to {total} of {num_layers} layers, so {odd}; {way_out}")
+        odd = f"leaves layer {total} without a stage" if total < num_layers else f"gives layer {num_layers} to a stage"
+        raise PartitionSum(f"{setting} adds up to {total} and {odd}, and the model has {num_layers} layers; {way_out}")
     return counts
 
 

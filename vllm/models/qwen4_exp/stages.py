@@ -140,7 +140,7 @@ def _layer_ranges(num_layers: int, pipeline_size: int, partition: str | None, de
         # Asked for, not re-implemented: the engine takes its default from this very function.
         return [range(*get_pp_indices(num_layers, rank, pipeline_size)) for rank in range(pipeline_size)]
     counts = parse_partition(partition, num_layers, pipeline_size, deepstack_levels)
-    return [range(end - count, end) for count, end in zip(counts, accumulate(counts))]
+    return [range(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True)]
 
 
 def _ple_layers(text_config: Any, num_layers: int) -> frozenset[int]:
