@@ -10,6 +10,7 @@ from fork import (
     branch,
     check,
     fetch,
+    flavour,
     installed,
     onto,
     package,
@@ -52,7 +53,7 @@ def _fetch(repo: Repo, options: argparse.Namespace) -> int:
 def _apply(repo: Repo, options: argparse.Namespace) -> int:
     if options.installed:
         return _installed(repo, options)
-    made = plan.make(repo, options.flavour)
+    made = plan.make(repo, options.flavour or flavour.written(repo, options.folder))
     folder = options.folder or repo.tree(made.flavour.name)
     # Without DIR it is the tree of the editable install, whose modules are links.
     written = tree.write(made, folder, link=options.link or options.folder is None, force=options.force)

@@ -63,6 +63,15 @@ def test_python_versions_are_upstreams():
     assert set(ours.split(",")) == set(requirements.read_metadata(wheel)["Requires-Python"].split(","))
 
 
+def test_make_targets_parse():
+    """Dry: what each runs is the tool and pytest, tested themselves."""
+    targets = ["install", "demo", "serve", "test", "check", "docs", "clean"]
+    done = subprocess.run(["make", "-n", *targets], cwd=HERE.root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    steps = ["fork fetch", "pip install", "fork apply", "demo", "demo --serve", "fork check", "pytest", "fork docs"]
+    assert [step for step in steps if step not in done.stdout] == []
+
+
 def test_files_of_the_tool_stay_small():
     sizes = sorted(path.read_text().count("\n") for path in (HERE.root / "fork").glob("*.py"))
     assert sizes[len(sizes) // 2] < 100 and sizes[-1] < 200

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from fork import cli, disk, manifest, plan, tree
+from fork import cli, disk, flavour, manifest, plan, tree
 from fork.errors import CountMismatch, DiskFull, EditedByHand, NotOurTree
 
 
@@ -191,3 +191,17 @@ def test_without_folder_it_is_the_editable_tree_with_links(forked, monkeypatch):
     monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
     assert cli.main(["apply"], forked.repo) == 0
     assert (forked.root / "build/cpu/vllm/core/ours.py").is_symlink()
+
+
+def test_renewing_keeps_the_flavour(forked, folder, monkeypatch):
+    """On a machine with a driver, where a new tree would be a CUDA one."""
+    monkeypatch.setattr(flavour, "driver_present", lambda: True)
+    for place in (None, folder):
+        where = [str(place)] if place else []
+        assert cli.main(["apply", *where, "--flavour", "cpu"], forked.repo) == 0
+        assert cli.main(["apply", *where], forked.repo) == 0
+        assert manifest.read((place or forked.repo.tree("cpu")) / manifest.NAME).flavour == "cpu"
+    assert not forked.repo.tree("cuda").exists()
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cuda")
+    assert cli.main(["apply"], forked.repo) == 0
+    assert forked.repo.tree("cuda").exists()
