@@ -132,6 +132,10 @@ class BadWheel(ForkError):
     """A wheel lacks a part that every wheel has."""
 
 
+class UndecidedRequirement(ForkError):
+    """The release requires something of which nobody has said whether this flavour needs it."""
+
+
 # --- writing trees ----------------------------------------------------------------------------------------
 
 

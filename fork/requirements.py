@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from fork.base import open_wheel
-from fork.errors import BadWheel
+from fork.errors import BadWheel, UndecidedRequirement, listed
 from fork.upstream import Flavour
 
 
@@ -31,22 +31,29 @@ def derive(flavour: Flavour, wheels: dict[str, Path]) -> list[str]:
     """Requires-Dist lines of the flavour.
 
     Without `compiled_metadata` they are the release's own. With it, the extensions come from another project for
-    another device: what that device does not need is known by the other project not naming it, and what only it
-    needs is taken from there. Extras follow the compiled side, whose torch they were pinned for.
+    another device, and often from an earlier release: what both require is kept in the release's words, what only
+    the other requires is for the device, and for the rest upstream.toml has to say whether it is new or for the
+    release's own device. Extras follow the compiled side, whose torch they were pinned for.
     """
     release = _lines(wheels[flavour.metadata])
     if flavour.compiled_metadata is None:
         return release
     compiled = _lines(wheels[flavour.compiled_metadata])
-    # Optional there, as in an extra, is not needed there.
-    shared = {_name(line) for line in compiled if not _extra(line)}
-    pinned = {_name(line) for line in flavour.pins}
-    known = {_name(line) for line in release}
-    left_out = pinned | {canonicalize_name(name) for name in flavour.drop}
-    kept = [line for line in release if _name(line) in shared and not _extra(line)]
-    only_compiled = [line for line in compiled if _name(line) not in known and not _extra(line)]
-    lines = [line for line in kept + only_compiled if _name(line) not in left_out]
-    return [*lines, *flavour.pins, *(line for line in compiled if _extra(line))]
+    outright = [line for line in release if not _extra(line)]
+    device = [line for line in compiled if not _extra(line)]
+    known, shared = {_name(line) for line in outright}, {_name(line) for line in device}
+    wanted = shared | {canonicalize_name(name) for name in flavour.adds}
+    left_out = {_name(line) for line in flavour.pins} | {canonicalize_name(name) for name in flavour.drop}
+    if undecided := sorted(known - wanted - left_out):
+        raise UndecidedRequirement(
+            f"{wheels[flavour.metadata].name} requires {listed(undecided)}, which "
+            f"{wheels[flavour.compiled_metadata].name} does not; name each in `adds` or `drop` of "
+            f"[flavours.{flavour.name}] in upstream.toml"
+        )
+    lines = [line for line in outright if _name(line) in wanted]
+    lines += [line for line in device if _name(line) not in known]
+    kept = [line for line in lines if _name(line) not in left_out]
+    return [*kept, *flavour.pins, *(line for line in compiled if _extra(line))]
 
 
 def extras(flavour: Flavour, wheels: dict[str, Path]) -> list[str]:

@@ -38,6 +38,7 @@ class Flavour:
     sources: tuple[Source, ...]
     compiled_metadata: str | None = None
     pins: tuple[str, ...] = ()
+    adds: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
 
     def wheel_keys(self) -> list[str]:
@@ -87,5 +88,6 @@ def _flavour(name: str, entry: dict) -> Flavour:
         sources,
         entry.get("compiled_metadata"),
         tuple(entry.get("pins", ())),
+        tuple(entry.get("adds", ())),
         tuple(entry.get("drop", ())),
     )

