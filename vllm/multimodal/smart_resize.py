@@ -9,9 +9,9 @@ need it.  Asking for a size without torchvision raises ImportError and says so.
 from typing import Any
 
 
-def _missing(what: str, error: ImportError) -> ImportError:
+def _missing(what: str) -> ImportError:
     return ImportError(
-        f"{what} input needs torchvision, which cannot be imported here ({error}); "
+        f"{what} input needs torchvision, which cannot be imported here; "
         "install a torchvision that matches this torch, or send text only"
     )
 
@@ -19,16 +19,16 @@ def _missing(what: str, error: ImportError) -> ImportError:
 def image_smart_resize(*args: Any, **kwargs: Any) -> tuple[int, int]:
     """``smart_resize`` of transformers' Qwen2-VL image processor."""
     try:
-        from transformers.models.qwen2_vl import image_processing_qwen2_vl as source
+        from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
     except ImportError as error:
-        raise _missing("image", error) from error
-    return source.smart_resize(*args, **kwargs)
+        raise _missing("image") from error
+    return smart_resize(*args, **kwargs)
 
 
 def video_smart_resize(*args: Any, **kwargs: Any) -> tuple[int, int]:
     """``smart_resize`` of transformers' Qwen3-VL video processor."""
     try:
-        from transformers.models.qwen3_vl import video_processing_qwen3_vl as source
+        from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
     except ImportError as error:
-        raise _missing("video", error) from error
-    return source.smart_resize(*args, **kwargs)
+        raise _missing("video") from error
+    return smart_resize(*args, **kwargs)

@@ -1,0 +1,57 @@
+"""What must import, and what must not be needed, on a machine without a GPU."""
+
+import subprocess
+import sys
+
+import pytest
+
+from vllm.models.qwen4_exp import kernels
+from vllm.multimodal import smart_resize
+
+
+@pytest.mark.parametrize("name", sorted(kernels.SOURCES))
+def test_the_cpu_gets_its_own_kernels(name):
+    assert getattr(kernels, name).__module__.startswith("vllm.models.qwen4_exp.cpu")
+
+
+@pytest.mark.parametrize("name", sorted(set(kernels.SOURCES) - {"gemma_rmsnorm"}))
+def test_a_gpu_gets_upstreams(name, monkeypatch):
+    monkeypatch.setattr(type(kernels.current_platform), "is_cpu", lambda self: False)
+    upstream = getattr(kernels, name)
+    assert ".ops." in upstream.__module__ and ".cpu." not in upstream.__module__
+
+
+def test_a_twin_has_its_kernels_signature(monkeypatch):
+    import inspect
+
+    monkeypatch.setattr(type(kernels.current_platform), "is_cpu", lambda self: True)
+    twins = {name: getattr(kernels, name) for name in kernels.SOURCES}
+    monkeypatch.setattr(type(kernels.current_platform), "is_cpu", lambda self: False)
+    for name in sorted(set(kernels.SOURCES) - {"gemma_rmsnorm"}):
+        theirs = list(inspect.signature(getattr(kernels, name)).parameters)
+        assert list(inspect.signature(twins[name]).parameters) == theirs, name
+
+
+def test_an_unknown_kernel_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'hc_melt'"):
+        kernels.hc_melt  # noqa: B018
+
+
+def test_text_serving_needs_no_torchvision():
+    """The model, its config and the server's entry point, with the three media packages barred."""
+    script = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['torchvision', 'torchaudio', 'torchcodec']))\n"
+        "import vllm.models.qwen4_exp.nvidia.model, vllm.entrypoints.openai.api_server\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
+
+
+@pytest.mark.parametrize("size, what", [("image_smart_resize", "image"), ("video_smart_resize", "video")])
+def test_sizing_without_torchvision_says_what_is_missing(size, what, monkeypatch):
+    for name in list(sys.modules):
+        if name.startswith(("torchvision", "transformers.models.qwen")) and "processing" in name:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(ImportError, match=f"{what} input needs torchvision"):
+        getattr(smart_resize, size)(64, 64)

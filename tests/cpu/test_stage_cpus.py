@@ -1,0 +1,86 @@
+"""Which cores the workers of one machine are bound to."""
+
+import pytest
+
+from vllm.utils import stage_cpus
+from vllm.utils.cpu_resource_utils import LogicalCPUInfo
+
+
+def machine(cores: int, nodes: int = 1, threads: int = 2) -> list[LogicalCPUInfo]:
+    """Threads of one core are ``cores`` apart, as Linux numbers them."""
+    return [
+        LogicalCPUInfo(id=thread * cores + core, physical_core=core, numa_node=core * nodes // cores)
+        for thread in range(threads)
+        for core in range(cores)
+    ]
+
+
+@pytest.fixture
+def on(monkeypatch):
+    def set_machine(cpus, setting=None):
+        nodes = sorted({cpu.numa_node for cpu in cpus})
+        monkeypatch.setattr(stage_cpus, "get_allowed_cpu_list", lambda: cpus)
+        monkeypatch.setattr(stage_cpus, "get_visible_memory_node", lambda assigned: assigned or nodes)
+        if setting is None:
+            monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+        else:
+            monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", setting)
+
+    return set_machine
+
+
+@pytest.mark.parametrize(
+    "cores, workers, want",
+    [
+        (2, 2, "0|1"),
+        (2, 3, "0,1|0,1|0,1"),
+        (8, 3, "0,1|2,3|4,5"),
+        (6, 6, "0|1|2|3|4|5"),
+    ],
+)
+def test_one_node_is_shared_out(on, cores, workers, want):
+    on(machine(cores))
+    assert stage_cpus.bind_mask(workers, None, None) == want
+
+
+def test_two_nodes_hold_three_stages(on):
+    on(machine(6, nodes=2))
+    assert stage_cpus.bind_mask(3, None, None) == "0,1|2,3|4,5"
+
+
+def test_only_cores_of_assigned_nodes_are_used(on):
+    on(machine(8, nodes=2))
+    assert stage_cpus.bind_mask(2, None, [1]) == "4,5|6,7"
+
+
+def test_a_replica_finds_its_own_part(on):
+    """The reader takes entries rank * workers onwards out of the whole."""
+    on(machine(4))
+    mask = stage_cpus.bind_mask(2, 2, None).split("|")
+    assert mask[4:6] == ["0,1", "2,3"]
+
+
+def test_upstreams_choice_stays_where_it_works(on):
+    on(machine(8, nodes=2))
+    assert stage_cpus.bind_mask(2, None, None) == "auto"
+    assert stage_cpus.bind_mask(1, None, None) == "auto"
+
+
+@pytest.mark.parametrize("setting", ["nobind", "0|0|1"])
+def test_the_users_setting_wins(on, setting):
+    on(machine(2), setting)
+    assert stage_cpus.bind_mask(3, None, None) == setting
+
+
+def test_the_manager_starts_three_workers_on_this_machine(monkeypatch):
+    """Upstream's own reader accepts the lists; it asserted before."""
+    from types import SimpleNamespace
+
+    from vllm.utils.ompmultiprocessing import OMPProcessManager
+
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    parallel = SimpleNamespace(
+        local_world_size=3, data_parallel_rank_local=0, assigned_physical_gpu_ids=None, _api_process_count=1
+    )
+    manager = OMPProcessManager(SimpleNamespace(parallel_config=parallel, kv_transfer_config=None))
+    assert len(manager.cpu_lists) == 3 and all(manager.cpu_lists)
