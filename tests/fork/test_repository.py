@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -61,6 +63,21 @@ def test_python_versions_are_upstreams():
     wheel = fetch.ensure(RELEASE, RELEASE.bases)[RELEASE.bases[0]]
     ours = tomllib.loads((HERE.root / "pyproject.toml").read_text())["project"]["requires-python"]
     assert set(ours.split(",")) == set(requirements.read_metadata(wheel)["Requires-Python"].split(","))
+
+
+@pytest.mark.slow
+def test_command_line_of_the_installed_fork_starts():
+    """It imports every subcommand, and so most of what the derived requirements have to provide."""
+    try:
+        version = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the fork is not installed here")
+    if "+ampere" not in version:
+        pytest.skip(f"vllm {version} is not the fork")
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "--version"]
+    done = subprocess.run(command, cwd=HERE.root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == version
 
 
 def test_make_targets_parse():
