@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from vllm.models.qwen4_exp import kernels
-from vllm.multimodal import smart_resize
 
 
 @pytest.mark.parametrize("name", sorted(kernels.SOURCES))
@@ -47,11 +46,11 @@ def test_text_serving_needs_no_torchvision():
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
-@pytest.mark.parametrize("size, what", [("image_smart_resize", "image"), ("video_smart_resize", "video")])
-def test_sizing_without_torchvision_says_what_is_missing(size, what, monkeypatch):
-    for name in list(sys.modules):
-        if name.startswith(("torchvision", "transformers.models.qwen")) and "processing" in name:
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(ImportError, match=f"{what} input needs torchvision"):
-        getattr(smart_resize, size)(64, 64)
+def test_images_are_sized_alike_without_torchvision():
+    """The function taken from the PIL processor keeps the pixel bounds and the factor."""
+    from vllm.model_executor.models.qwen3_vl import image_smart_resize
+
+    height, width = image_smart_resize(1000, 3000, factor=32, min_pixels=4096, max_pixels=262144)
+    assert height % 32 == 0 and width % 32 == 0
+    assert 4096 <= height * width <= 262144
+    assert abs(width / height - 3) < 0.35
