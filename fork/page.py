@@ -10,7 +10,8 @@ from fork.statistics import row
 from fork.topics import Topic
 from fork.upstream import Upstream
 
-_REFERENCE = re.compile(r"\b([\w.-]+/[\w.-]+)#(\d+)\b")
+# A bare #123 is upstream's: topics are about its code.
+_REFERENCE = re.compile(r"(?:\b([\w.-]+/[\w.-]+)|(?<![\w/&]))#(\d+)\b")
 _HEAD = """\
 # What the fork changes in vLLM {version}
 
@@ -73,4 +74,7 @@ def _cell(text: str) -> str:
 
 
 def _linked(text: str) -> str:
-    return _REFERENCE.sub(r"[\1#\2](https://github.com/\1/issues/\2)", text)
+    def link(found: re.Match) -> str:
+        return f"[{found[0]}](https://github.com/{found[1] or 'vllm-project/vllm'}/issues/{found[2]})"
+
+    return _REFERENCE.sub(link, text)

@@ -91,6 +91,13 @@ def test_page_says_what_why_and_when_to_drop(fresh):
         assert part in page
 
 
+def test_page_links_bare_numbers_to_upstream(fresh):
+    about = fresh.repo.patches / "stages/topic.toml"
+    about.write_text(about.read_text().replace("never", "with #54793, not sooner"))
+    check.run(fresh.repo, write=True)
+    assert "with [#54793](https://github.com/vllm-project/vllm/issues/54793), not" in fresh.repo.page.read_text()
+
+
 def test_further_bases_are_proven_too(fresh, build_wheel):
     other = build_wheel(fresh.cache, "vllm", "9.9.1", {"vllm/core/planning.py": "x = 1\n"}, "")
     text = fresh.repo.upstream_toml.read_text().replace('bases = ["cuda"]', 'bases = ["cuda", "next"]')
