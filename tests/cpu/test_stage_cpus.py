@@ -84,3 +84,15 @@ def test_the_manager_starts_three_workers_on_this_machine(monkeypatch):
     )
     manager = OMPProcessManager(SimpleNamespace(parallel_config=parallel, kv_transfer_config=None))
     assert len(manager.cpu_lists) == 3 and all(manager.cpu_lists)
+
+
+@pytest.mark.parametrize("nodes, workers, want", [(1, 1, 0.9), (1, 3, 0.3), (2, 2, 0.9), (2, 3, 0.45)])
+def test_workers_on_one_node_share_its_memory(on, nodes, workers, want):
+    from types import SimpleNamespace
+
+    on(machine(8, nodes=nodes))
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(local_world_size=workers, assigned_physical_gpu_ids=None),
+        cache_config=SimpleNamespace(gpu_memory_utilization=0.9),
+    )
+    assert stage_cpus.memory_fraction(config) == pytest.approx(want)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cores the workers of one machine compute on, when it has fewer NUMA nodes.
+"""Cores and memory of the workers of one machine, when it has fewer NUMA nodes.
 
 Upstream binds each worker to a NUMA node of its own and stops where there are fewer
 nodes than workers: every pipeline on an ordinary desktop.  Here the workers then get
 the cores of the nodes that there are, in equal runs, or share all of them where
-there is less than one core each.
+there is less than one core each; and they share the node's memory.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vllm import envs
 from vllm.utils.cpu_resource_utils import (
@@ -15,6 +16,9 @@ from vllm.utils.cpu_resource_utils import (
     get_allowed_cpu_list,
     get_visible_memory_node,
 )
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 AUTO = "auto"
 
@@ -64,3 +68,16 @@ def core_lists(cores: Sequence[int], workers: int) -> list[str]:
         return [",".join(map(str, cores))] * workers
     runs = (cores[i * share : (i + 1) * share] for i in range(workers))
     return [",".join(map(str, run)) for run in runs]
+
+
+def memory_fraction(vllm_config: "VllmConfig") -> float:
+    """The part of a NUMA node's memory that one worker may reserve.
+
+    That is ``--gpu-memory-utilization`` where a worker has a node to itself, and an
+    equal part of it where workers share one: three stages that each reserve 0.92 of
+    the same memory would plan 2.76 times what there is.
+    """
+    parallel = vllm_config.parallel_config
+    nodes = len(get_visible_memory_node(parallel.assigned_physical_gpu_ids))
+    sharing = -(-parallel.local_world_size // max(1, nodes))
+    return vllm_config.cache_config.gpu_memory_utilization / sharing
