@@ -55,10 +55,8 @@ def hc_gate_mix(x: torch.Tensor, gate: torch.Tensor, hc_count: int) -> torch.Ten
 
 
 def hc_combine(
-    residual: torch.Tensor,
-    block_output: torch.Tensor,
-    injection_logits: torch.Tensor | None,
-    hc_count: int,
+    residual: torch.Tensor, block_output: torch.Tensor, injection_logits: torch.Tensor | None,
+    hc_count: int
 ) -> torch.Tensor:
     """Add a block's output to every stream, each with its own strength.
 
@@ -79,12 +77,8 @@ def hc_combine(
 
 
 def hc_combine_norm(
-    residual: torch.Tensor,
-    block_output: torch.Tensor,
-    injection_logits: torch.Tensor | None,
-    norm_weight: torch.Tensor,
-    eps: float,
-    hc_count: int,
+    residual: torch.Tensor, block_output: torch.Tensor, injection_logits: torch.Tensor | None,
+    norm_weight: torch.Tensor, eps: float, hc_count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``hc_combine``, then the norm of its (rounded) result; both are returned."""
     state = hc_combine(residual, block_output, injection_logits, hc_count)

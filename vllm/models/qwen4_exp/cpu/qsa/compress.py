@@ -43,16 +43,10 @@ def qsa_store_cache_rows(
 
 
 def qsa_compress_groups_with_ratio(
-    raw_keys: torch.Tensor,
-    raw_positions: torch.Tensor,
-    compressor_state_cache: torch.Tensor,
-    compressor_state_block_table: torch.Tensor,
-    token_to_req: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    logical_positions: torch.Tensor,
-    compressed_slots: torch.Tensor,
-    compress_ratio: int,
-    rope_cache: torch.Tensor | None = None,
+    raw_keys: torch.Tensor, raw_positions: torch.Tensor, compressor_state_cache: torch.Tensor,
+    compressor_state_block_table: torch.Tensor, token_to_req: torch.Tensor,
+    query_start_loc: torch.Tensor, logical_positions: torch.Tensor, compressed_slots: torch.Tensor,
+    compress_ratio: int, rope_cache: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Average every group of raw keys that this step completes.
 
