@@ -29,18 +29,26 @@ class FileEdit:
     matches: tuple[astgrep.Match, ...]
 
     def lines_changed(self) -> tuple[int, int]:
-        """Lines taken out and put in. Compared match by match: a whole-file diff of 6000 lines costs a second."""
-        removed = added = 0
-        for match in self.matches:
-            first = self.before.rfind(b"\n", 0, match.start) + 1
-            last = self.before.find(b"\n", match.end)
-            last = len(self.before) if last < 0 else last
-            old = self.before[first:last].split(b"\n")
-            new = (self.before[first : match.start] + match.replacement + self.before[match.end : last]).split(b"\n")
-            for tag, i, j, k, m in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-                if tag != "equal":
-                    removed, added = removed + j - i, added + m - k
-        return removed, added
+        """Lines taken out and put in."""
+        hunks = [hunk for match in self.matches for hunk in self.hunks(match)]
+        return sum(removed for _, removed, _ in hunks), sum(len(added) for _, _, added in hunks)
+
+    def hunks(self, match: astgrep.Match) -> list[tuple[int, int, list[str]]]:
+        """What one match changes: upstream's line number, how many of its lines go, and the lines that come.
+
+        Compared match by match: a whole-file diff of 6000 lines costs a second.
+        """
+        first = self.before.rfind(b"\n", 0, match.start) + 1
+        last = self.before.find(b"\n", match.end)
+        last = len(self.before) if last < 0 else last
+        old = self.before[first:last].split(b"\n")
+        new = (self.before[first : match.start] + match.replacement + self.before[match.end : last]).split(b"\n")
+        line = self.before.count(b"\n", 0, first) + 1
+        return [
+            (line + i, j - i, [text.decode() for text in new[k:m]])
+            for tag, i, j, k, m in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+            if tag != "equal"
+        ]
 
 
 def find(rule_file: RuleFile, source: bytes, only: str | None = None) -> list[astgrep.Match]:

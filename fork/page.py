@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from fork.repo import Repo
+from fork.rules import RuleFile
 from fork.series import Outcome
 from fork.statistics import row
 from fork.topics import Topic
@@ -59,8 +60,24 @@ def _section(topic: Topic, outcome: Outcome) -> str:
         lines += ["", f"### `{file.target}`", ""]
         for rule in file.rules:
             times = "" if rule.count == 1 else f" (matches {rule.count} times)"
-            lines.append(f"- `{rule.id}`{times}: {_flat(rule.message)} {_linked(_flat(rule.note))}")
+            lines += [f"`{rule.id}`{times}: {_flat(rule.message)} {_linked(_flat(rule.note))}", ""]
+            lines += ["```diff", *_diff(outcome, file, rule.id), "```", ""]
+        lines.pop()
     return "\n".join(lines) + "\n"
+
+
+def _diff(outcome: Outcome, file: RuleFile, rule: str) -> list[str]:
+    """Our lines of a rule's edit; of upstream's, only where they stood and how many they were."""
+    lines = []
+    for edit in outcome.edits:
+        if edit.rule_file.path != file.path:
+            continue
+        for match in edit.matches:
+            for at, removed, added in edit.hunks(match) if match.rule == rule else ():
+                gone = {0: "insert before", 1: "replace"}.get(removed, f"replace {removed} lines from")
+                lines.append(f"@@ {gone} line {at} @@")
+                lines += [f"+{text}" for text in added]
+    return lines
 
 
 def _flat(text: str) -> str:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fork import check, cli, disk
+from fork import check, cli, disk, series, topics
 
 
 @pytest.fixture
@@ -89,6 +89,16 @@ def test_page_says_what_why_and_when_to_drop(fresh):
         "[vllm-project/vllm#1](https://github.com/vllm-project/vllm/issues/1) (open)",
     ):
         assert part in page
+
+
+def test_page_shows_our_lines_and_none_of_upstreams(fresh):
+    page = fresh.repo.page.read_text()
+    shown = [block.split("```")[0] for block in page.split("```diff\n")[1:]]
+    assert shown and all(line.startswith(("@@", "+")) for block in shown for line in block.splitlines())
+    (edit,) = series.apply(fresh.repo, topics.load_all(fresh.repo), fresh.base()).edits
+    (at, removed, added), *rest = edit.hunks(edit.matches[0])
+    assert removed and all(f"+{line}" in page for line in added)
+    assert f"line {at} @@" in page
 
 
 def test_page_links_bare_numbers_to_upstream(fresh):
