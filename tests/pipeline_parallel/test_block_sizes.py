@@ -113,8 +113,8 @@ def test_what_the_defect_does_to_the_plan(aligned, mode):
 
 @pytest.mark.parametrize("exchanged", [False, True])
 def test_prefill_chunks_end_where_every_stage_keeps_a_state(aligned, exchanged):
-    """A cached state is that of the chunk's end. With the defect the scheduler cuts at multiples of 16 while the
-    other stages file the state under 1568 tokens: a later request with this prefix resumes from a wrong one."""
+    """States are filed at the end of a chunk, so upstream's scheduler ends chunks on block boundaries. With the
+    defect it takes 16 tokens for the block, and chunks end where the other stages, at 1568, have no boundary."""
     configs = aligned(PARTITION, 4, "align")
     if exchanged:
         agreed = agree([report(config) for config in configs])

@@ -1,10 +1,11 @@
 """The same KV block sizes on every pipeline stage.
 
 Upstream derives block sizes in each worker from the attention layers of that worker. A stage that holds only
-linear-attention layers finds none and keeps the defaults: with prefix caching its states are then kept every
-16 tokens and unpadded while the others keep them every 1568, so the planner makes extra groups and the worker
-and the scheduler count in different units. Nothing reconciles this later: the engine core sees the cache specs
-only after they were built from those sizes.
+linear-attention layers finds none and keeps the defaults: its states stay unpadded, and with prefix caching they
+are kept every 16 tokens where the other stages keep them every 1568. The planner then makes extra groups, and the
+scheduler, which takes the smallest block for the block, ends prefill chunks where the other stages have no block
+boundary. Nothing reconciles this later: the engine core sees the cache specs only after they were built from
+those sizes.
 
 The sizes are exchanged, not recomputed from the model's config, because they depend on the backends that the
 layers of the other stages chose (dtype, kernel alignment, a platform's own rounding), which only those know.
