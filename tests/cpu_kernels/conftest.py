@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 import vllm  # noqa: F401  first: it switches the interpreter on, which Triton's first import asks for
 
 FILL = -7777
@@ -44,9 +45,9 @@ class Case:
 @pytest.fixture(scope="session", autouse=True)
 def interpreter() -> None:
     """Interpreted kernels, proven on a known product: bfloat16 is wrong in Triton's own."""
-    import vllm.v1.worker.cpu.shm  # noqa: F401  before the runner's modules
     from triton import knobs
 
+    import vllm.v1.worker.cpu.shm  # noqa: F401  before the runner's modules
     from vllm.triton_interpreter import repair
 
     if not knobs.runtime.interpret:

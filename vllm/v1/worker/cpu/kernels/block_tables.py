@@ -115,9 +115,7 @@ def compute_slot_mappings(
         out[group, begin:end] = np.where(here, found * size + offset, PAD_ID)
 
 
-def _context_parallel(
-    pos: np.ndarray, size: int, ranks: int, interleave: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _context_parallel(pos: np.ndarray, size: int, ranks: int, interleave: int) -> tuple[np.ndarray, np.ndarray]:
     """Rank that holds each position, and the position within that rank's blocks.
 
     Runs of ``interleave`` tokens go to the ranks in turn, within blocks that are
@@ -151,9 +149,7 @@ def apply_write(
     """
     values = contents.numpy()
     first = 0
-    for i, (row, start, last) in enumerate(
-        zip(rows.tolist(), starts.tolist(), ends.tolist())
-    ):
+    for i, (row, start, last) in enumerate(zip(rows.tolist(), starts.tolist(), ends.tolist())):
         if MULTI_GROUP:
             group = int(groups[i])
             width = int(row_stride[group])
@@ -163,8 +159,7 @@ def apply_write(
             line = output.view(output.shape[0], -1).numpy()[row]
         if start + last - first > len(line):
             raise IndexError(
-                f"{last - first} values written from column {start} of row {row}, "
-                f"which has {len(line)} columns"
+                f"{last - first} values written from column {start} of row {row}, which has {len(line)} columns"
             )
         line[start : start + last - first] = values[first:last]
         first = last

@@ -98,7 +98,7 @@ def prepare_prefill_inputs(
 def combine_sampled_and_draft_tokens(
     input_ids: torch.Tensor,
     idx_mapping: torch.Tensor,
-    last_sampled_tokens: torch.Tensor,
+    last_sampled: torch.Tensor,
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     prefill_lens: torch.Tensor,
@@ -117,7 +117,7 @@ def combine_sampled_and_draft_tokens(
     read, those are its own tokens and stay.
 
     Args:
-        last_sampled_tokens: int64, one per slot.
+        last_sampled: int64, one per slot.
         seq_lens: int32, one per row.
         draft_tokens: int64 ``[max_num_reqs, drafts]``.
 
@@ -134,7 +134,7 @@ def combine_sampled_and_draft_tokens(
         if lengths[row] <= prompt:
             continue
         if NUM_NEW_SAMPLED_TOKENS and lengths[row] - count >= prompt:
-            ids[begin] = last_sampled_tokens.view(-1)[slot]
+            ids[begin] = last_sampled.view(-1)[slot]
         drafts = count - NUM_NEW_SAMPLED_TOKENS
         if drafts > 0:
             ids[end - drafts : end] = draft_tokens.numpy()[slot, :drafts]

@@ -71,9 +71,7 @@ def penalties(
 
     """
     for token, slot in enumerate(idx_mapping.tolist()):
-        repeat, often, once = (
-            np.float32(values[slot].item()) for values in (repetition, frequency, presence)
-        )
+        repeat, often, once = (np.float32(values[slot].item()) for values in (repetition, frequency, presence))
         if repeat == 1.0 and often == 0.0 and once == 0.0:
             continue
         row = _row(logits, token, vocab_size)
@@ -116,9 +114,7 @@ def topk_log_softmax(
         for part in exps.reshape(blocks, BLOCK_SIZE):
             total += part.sum()
         chosen = row[token_ids.numpy()[token, :count]]
-        output.view(-1).numpy()[token * count : (token + 1) * count] = (
-            chosen - highest - np.log(total)
-        )
+        output.view(-1).numpy()[token * count : (token + 1) * count] = chosen - highest - np.log(total)
 
 
 def ranks(
@@ -141,7 +137,7 @@ def ranks(
 
 
 def apply_top_k_top_p(
-    logits: torch.Tensor,
+    scores: torch.Tensor,
     k: torch.Tensor | None,
     p: torch.Tensor | None,
     mask_value: float = float("-inf"),
@@ -155,10 +151,8 @@ def apply_top_k_top_p(
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 
     if mask_value != float("-inf"):
-        raise NotImplementedError(
-            f"top-k and top-p mask with -inf on CPU, not with {mask_value}"
-        )
-    return apply_top_k_top_p_pytorch(logits, k, p, allow_cpu_sync=True)
+        raise NotImplementedError(f"top-k and top-p mask with -inf on CPU, not with {mask_value}")
+    return apply_top_k_top_p_pytorch(scores, k, p, allow_cpu_sync=True)
 
 
 def _row(logits: torch.Tensor, token: int, vocab_size: int) -> np.ndarray:

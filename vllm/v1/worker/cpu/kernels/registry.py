@@ -18,32 +18,18 @@ _GPU = "vllm.v1.worker.gpu"
 _MAMBA = "vllm.v1.worker.mamba_utils"
 
 TWINS: dict[str, Callable[..., None]] = {
-    f"{_GPU}.block_table._compute_slot_mappings_kernel": (
-        block_tables.compute_slot_mappings
-    ),
+    f"{_GPU}.block_table._compute_slot_mappings_kernel": block_tables.compute_slot_mappings,
     f"{_GPU}.buffer_utils._apply_write_kernel": block_tables.apply_write,
     "vllm.v1.worker.utils._zero_kv_blocks_kernel": block_tables.zero_kv_blocks,
-    "vllm.v1.attention.ops.metadata._token_request_mapping_kernel": (
-        inputs.token_request_mapping
-    ),
+    "vllm.v1.attention.ops.metadata._token_request_mapping_kernel": inputs.token_request_mapping,
     f"{_GPU}.input_batch._prepare_pos_seq_lens_kernel": inputs.prepare_pos_seq_lens,
     f"{_GPU}.input_batch._prepare_prefill_inputs_kernel": inputs.prepare_prefill_inputs,
-    f"{_GPU}.input_batch._combine_sampled_and_draft_tokens_kernel": (
-        inputs.combine_sampled_and_draft_tokens
-    ),
-    f"{_GPU}.input_batch._get_num_sampled_and_rejected_kernel": (
-        results.get_num_sampled_and_rejected
-    ),
+    f"{_GPU}.input_batch._combine_sampled_and_draft_tokens_kernel": inputs.combine_sampled_and_draft_tokens,
+    f"{_GPU}.input_batch._get_num_sampled_and_rejected_kernel": results.get_num_sampled_and_rejected,
     f"{_GPU}.input_batch._post_update_kernel": results.post_update,
-    f"{_GPU}.input_batch._post_update_num_computed_tokens_kernel": (
-        results.post_update_num_computed_tokens
-    ),
-    f"{_GPU}.model_states.mamba_hybrid._scatter_num_accepted_kernel": (
-        results.scatter_num_accepted
-    ),
-    f"{_GPU}.model_states.mamba_hybrid._fill_num_accepted_kernel": (
-        results.fill_num_accepted
-    ),
+    f"{_GPU}.input_batch._post_update_num_computed_tokens_kernel": results.post_update_num_computed_tokens,
+    f"{_GPU}.model_states.mamba_hybrid._scatter_num_accepted_kernel": results.scatter_num_accepted,
+    f"{_GPU}.model_states.mamba_hybrid._fill_num_accepted_kernel": results.fill_num_accepted,
     f"{_MAMBA}.preprocess_mamba_align_fused_kernel": mamba_align.preprocess_mamba_align,
     f"{_MAMBA}.precopy_mamba_align_fused_kernel": mamba_align.precopy_mamba_align,
     f"{_MAMBA}.postprocess_mamba_fused_kernel": mamba_align.postprocess_mamba,
@@ -57,9 +43,7 @@ TWINS: dict[str, Callable[..., None]] = {
 
 # Functions that launch kernels, replaced as a whole.
 LAUNCHERS: dict[str, Callable[..., Any]] = {
-    "vllm.v1.sample.ops.topk_topp_triton.apply_top_k_top_p_triton": (
-        logits.apply_top_k_top_p
-    ),
+    "vllm.v1.sample.ops.topk_topp_triton.apply_top_k_top_p_triton": logits.apply_top_k_top_p,
 }
 
 # These get the launch grid as their first argument.
@@ -109,7 +93,7 @@ def check_parameters(name: str, twin: Callable[..., Any]) -> None:
     _, kernel = _find(name)
     function = getattr(kernel, "fn", kernel)
     given = inspect.signature(function).parameters
-    constants = {n for n, p in given.items() if _is_constant(p)} if function is not kernel else set()
+    constants = [n for n, p in given.items() if "constexpr" in str(p.annotation)]
     positional = [n for n in given if n not in constants]
     if name in TWINS_WITH_GRID:
         positional.insert(0, "grid")
@@ -120,10 +104,6 @@ def check_parameters(name: str, twin: Callable[..., Any]) -> None:
             f"{twin.__module__}.{twin.__name__} cannot stand in for {name}: {error}; "
             f"the kernel takes {', '.join(given)}. Adapt the function to the kernel"
         ) from error
-
-
-def _is_constant(parameter: inspect.Parameter) -> bool:
-    return "constexpr" in str(parameter.annotation)
 
 
 def _find(name: str) -> tuple[Any, Any]:

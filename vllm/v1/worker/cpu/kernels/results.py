@@ -98,9 +98,7 @@ def post_update_num_computed_tokens(
     num_computed_tokens.numpy()[idx_mapping.numpy()] += lengths
 
 
-def scatter_num_accepted(
-    idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_accepted: torch.Tensor
-) -> None:
+def scatter_num_accepted(idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_accepted: torch.Tensor) -> None:
     """Set each slot's ``num_accepted`` to its row's ``num_sampled``, at least 1."""
     slots = idx_mapping.numpy()
     kept = slots >= 0
@@ -108,9 +106,7 @@ def scatter_num_accepted(
     num_accepted.numpy()[slots[kept]] = values[kept]
 
 
-def fill_num_accepted(
-    idx_mapping: torch.Tensor, num_accepted: torch.Tensor, num_sampled: int
-) -> None:
+def fill_num_accepted(idx_mapping: torch.Tensor, num_accepted: torch.Tensor, num_sampled: int) -> None:
     """Set ``num_accepted`` of every slot of the batch to ``num_sampled``."""
     slots = idx_mapping.numpy()
     num_accepted.numpy()[slots[slots >= 0]] = num_sampled
