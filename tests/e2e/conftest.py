@@ -1,0 +1,99 @@
+"""Checkpoints, transformers' answers and engine runs, each made once for the session."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from demo import reference
+from demo.checkpoint.write import build
+
+from .checkpoints import SHAPES
+
+HERE = Path(__file__).parent
+
+#: An engine start takes 20 s of two idle cores; CI and colleagues' builds make that longer.
+JOB_LIMIT = 400
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
+    """Directory of a checkpoint of `SHAPES`, by name."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    @cache
+    def path(name: str) -> Path:
+        build(root / name, SHAPES[name])
+        return root / name
+
+    return path
+
+
+@pytest.fixture(scope="session")
+def references(checkpoint):
+    """transformers' model for a checkpoint, in bfloat16 as it is served."""
+    return cache(lambda name: reference.load(checkpoint(name)))
+
+
+@pytest.fixture(scope="session")
+def run_job(checkpoint, tmp_path_factory):
+    """Run batches of requests in one engine: see engine_job.py for the form of requests and results."""
+    root = tmp_path_factory.mktemp("jobs")
+    numbers = iter(range(1000))
+
+    def run(name: str, batches: list[list[dict]], *, partition: str | None = None, **engine) -> dict:
+        settings = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_memory_bytes": 64 << 20} | engine
+        job = {"model": str(checkpoint(name)), "engine": settings, "batches": batches}
+        folder = root / str(next(numbers))
+        folder.mkdir()
+        (folder / "job.json").write_text(json.dumps(job))
+        environment = {"VLLM_PP_LAYER_PARTITION": partition} if partition else {}
+        log = folder / "log.txt"
+        with log.open("wb") as out:
+            done = subprocess.run(
+                [sys.executable, HERE / "engine_job.py", folder / "job.json", folder / "result.json"],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=JOB_LIMIT,
+                env={**_environment(), **environment},
+            )
+        if done.returncode:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-60:])
+            pytest.fail(f"engine job ended with status {done.returncode}; end of {log}:\n{tail}")
+        return json.loads((folder / "result.json").read_text())
+
+    return run
+
+
+#: (what, largest difference of answers' log-probabilities, prompt positions' differences)
+_FIGURES = pytest.StashKey[list[tuple[str, float, str]]]()
+
+
+@pytest.fixture
+def figures(request):
+    """Note what was measured; the end of the run lists the largest by name."""
+    noted = request.config.stash.setdefault(_FIGURES, [])
+    return lambda *entry: noted.append(entry)
+
+
+def pytest_terminal_summary(terminalreporter, config) -> None:
+    noted = config.stash.get(_FIGURES, [])
+    if not noted:
+        return
+    terminalreporter.section("difference from transformers, log-probabilities")
+    for what in dict.fromkeys(entry[0] for entry in noted):
+        entries = [entry for entry in noted if entry[0] == what]
+        worst = max(entries, key=lambda entry: entry[1])
+        prompt = f"; prompt positions: {worst[2]}" if worst[2] else ""
+        terminalreporter.write_line(f"{what} ({len(entries)}): answers at most {worst[1]:.3f}{prompt}")
+
+
+def _environment() -> dict[str, str]:
+    # A partition of the caller's shell would silently replace the one that a test is about.
+    return {key: value for key, value in os.environ.items() if key != "VLLM_PP_LAYER_PARTITION"}
