@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="start the server a second time with the n-gram table in memory, instead of computing what that would take",
     )
+    p.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as a measurement record")
     return p
 
 

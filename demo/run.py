@@ -58,6 +58,8 @@ def demo(args: argparse.Namespace, scratch: Path) -> int:
         resident_with_table=loaded,
     )
     print(report.render(result))
+    if args.json:
+        report.record(result, args.json, args.partition)
     return 0 if result.agrees else 1
 
 

@@ -1,0 +1,65 @@
+"""Tables in the pages, made from the committed measurements.
+
+    python -m benchmarks.figures            rewrite them
+    python -m benchmarks.figures --check    fail where one is stale
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.record import FOLDER, ROOT, read
+
+
+def demo_table() -> str:
+    record = read(FOLDER / "pipeline-cpu-demo.json")
+    (sample,) = record["samples"]
+    where = record["hardware"]
+    rows = [
+        ("decode", f"{sample['decode_tokens_per_s']:.1f} tokens/s"),
+        ("first token", f"{sample['first_token_s']:.2f} s"),
+        ("`vllm serve` to ready", f"{sample['ready_s']:.0f} s"),
+        ("tokens equal to transformers'", f"{sample['tokens_equal']} of {sample['tokens']}"),
+        ("largest log-probability difference", f"{sample['largest_logprob_difference']:.3f}"),
+        ("host memory, table on disk", f"{sample['resident_bytes'] / 1e6:,.0f} MB"),
+        ("host memory, table loaded", f"{sample['resident_with_table_bytes'] / 1e6:,.0f} MB"),
+    ]
+    head = (
+        f"Measured on {where['cpu']}, {where['cores']} cores, {where['ram_gib']:.0f} GiB "
+        f"({record['upstream']}, commit {record['commit']}): {record['settings']['checkpoint']}.\n\n"
+        f"| {record['settings']['stages']} pipeline stages, no GPU | |\n|---|---|\n"
+    )
+    return head + "".join(f"| {name} | {value} |\n" for name, value in rows)
+
+
+#: page -> the tables in it, by the words of their markers
+PAGES: dict[str, dict[str, Callable[[], str]]] = {"README.md": {"demo figures": demo_table}}
+
+
+def rendered(page: str) -> str:
+    text = (ROOT / page).read_text()
+    for name, table in PAGES[page].items():
+        block = re.compile(rf"(<!-- {name}[^>]*-->\n).*?(<!-- end of {name} -->)", re.S)
+        if not block.search(text):
+            raise SystemExit(f"{page} has no '<!-- {name} … -->' and '<!-- end of {name} -->'")
+        made = table()
+        text = block.sub(lambda found, made=made: f"{found[1]}{made}{found[2]}", text)
+    return text
+
+
+def main() -> int:
+    stale = [page for page in PAGES if rendered(page) != (ROOT / page).read_text()]
+    if "--check" in sys.argv[1:]:
+        for page in stale:
+            print(f"{page} is not what its measurements say; run python -m benchmarks.figures", file=sys.stderr)
+        return 1 if stale else 0
+    for page in stale:
+        Path(ROOT / page).write_text(rendered(page))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
