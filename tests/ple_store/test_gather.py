@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,12 @@ from vllm.models.qwen4_exp.ple_store.reference import LoadedTable
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal bytes: rows are copied, so there is no tolerance."""
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def open_files(folder: Path) -> int:
+    """Descriptors of this process that point into ``folder``."""
+    links = (os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
+    return sum(link.startswith(str(folder)) for link in links)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn])
@@ -104,26 +111,26 @@ def test_file_removed_before_opening(write_table):
     written = write_table()
     location = written.locate()
     written.files[1].unlink()
-    before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(UnreadableFile, match="No such file"):
         TableFiles(location)
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before  # those opened before it are closed
+    assert open_files(written.folder) == 0  # those opened before it are closed
 
 
 def test_descriptors_are_closed(write_table):
-    location = write_table().locate()
-    before = len(os.listdir("/proc/self/fd"))
+    written = write_table()
+    location = written.locate()
+    assert open_files(written.folder) == 0
     table = TableFiles(location)
-    assert len(os.listdir("/proc/self/fd")) == before + 3  # one a file, not one a shard
+    assert open_files(written.folder) == 3  # one a file, not one a shard
     table.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files(written.folder) == 0
     with pytest.raises(RowReadFailed, match="a closed one"):
         table.gather(torch.tensor([0]))
     dropped = TableFiles(location)
+    assert open_files(written.folder) == 3
     del dropped
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files(written.folder) == 0
 
 
 def test_random_access_is_announced(write_table, monkeypatch):

@@ -13,9 +13,7 @@ from torch import nn
 
 from vllm.config import get_current_vllm_config_or_none
 
-_TABLE = re.compile(
-    r"(?:^|\.)ple\.ple_embedding\.ngram_embedding\.(?:shard_[0-9]+\.)?weight$"
-)
+_TABLE = re.compile(r"(?:^|\.)ple\.ple_embedding\.ngram_embedding\.(?:shard_[0-9]+\.)?weight$")
 
 
 def is_ple_table(name: str) -> bool:

@@ -9,21 +9,14 @@ can be captured in a CUDA graph.
 
 import os
 import re
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
 from vllm.config import EngramConfig, VllmConfig, get_current_vllm_config
 from vllm.logger import init_logger
 
-from ..common.ngram_embedding import (
-    Qwen4ExpPLEDeviceEmbedding,
-    Qwen4ExpPLEEmbedding,
-    Qwen4ExpPLEEmbeddingMethod,
-    Qwen4ExpPLEFp8EmbeddingMethod,
-    Qwen4ExpPLENvFp4EmbeddingMethod,
-    Qwen4ExpPLEPinnedHostEmbedding,
-)
+from ..common import ngram_embedding as upstream
 from .errors import HostFileGatherRefused, TableNotLoadable
 from .gather import TableFiles
 from .locate import TableLocation, TableShape, locate_table
@@ -35,7 +28,7 @@ logger = init_logger(__name__)
 _PLAIN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class Qwen4ExpPLEFileEmbedding(Qwen4ExpPLEEmbedding):
+class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
     """A table whose rows are read from the checkpoint's files.
 
     Every rank of a tensor-parallel group reads all rows that it needs: 5 KiB per token
@@ -56,14 +49,12 @@ class Qwen4ExpPLEFileEmbedding(Qwen4ExpPLEEmbedding):
         num_embeddings: int,
         embedding_dim: int,
         *,
-        params_dtype: torch.dtype,
-        padding_size: int,
         prefix: str,
-        embedding_method: Qwen4ExpPLEEmbeddingMethod,
+        embedding_method: upstream.Qwen4ExpPLEEmbeddingMethod,
         num_ngram_heads: int = 1,
         max_total_tokens: int = 0,
-        data_parallel_rank: int = 0,
         reduce_results: bool = True,
+        **rest: Any,
     ) -> None:
         """Open the table; everything that can be wrong with it shows here.
 
@@ -71,43 +62,39 @@ class Qwen4ExpPLEFileEmbedding(Qwen4ExpPLEEmbedding):
             num_embeddings: rows of the table, padding included
             embedding_dim: values per row
             max_total_tokens: tokens of the largest step
+            reduce_results: not followed; all ranks hold equal rows, and a sum over
+                them would be wrong
+            rest: what only upstream's layer needs
 
         Raises:
             HostFileGatherRefused: the rows are NVFP4
             PLEStoreError: the files are not as the config says
         """
-        if isinstance(embedding_method, Qwen4ExpPLENvFp4EmbeddingMethod):
+        if isinstance(embedding_method, upstream.Qwen4ExpPLENvFp4EmbeddingMethod):
             raise HostFileGatherRefused(
                 "quantization",
                 "NVFP4",
-                f"for {prefix} splits a row over two tensors, which host_file_gather "
-                "cannot read yet.",
+                f"for {prefix} splits a row over two tensors, which host_file_gather cannot read yet.",
                 "Set host_file_gather=False, or use a bf16 or fp8 table.",
             )
+        del reduce_results
         super().__init__(
             num_embeddings,
             embedding_dim,
-            params_dtype=params_dtype,
-            padding_size=padding_size,
             prefix=prefix,
             embedding_method=embedding_method,
-            data_parallel_rank=data_parallel_rank,
-            # All ranks hold equal rows; a sum over them would be wrong.
             reduce_results=False,
+            **rest,
         )
         stand_in = self.weight.data
         del self.weight
         stand_in.weight_loader = self._refuse_weights
         self.weight = stand_in
 
-        self.table = TableFiles(
-            self._locate(get_current_vllm_config(), prefix, num_embeddings)
-        )
+        self.table = TableFiles(self._locate(get_current_vllm_config(), prefix, num_embeddings))
         self.register_buffer(
             "rows",
-            torch.zeros(
-                max_total_tokens, num_ngram_heads, embedding_dim, dtype=stand_in.dtype
-            ),
+            torch.zeros(max_total_tokens, num_ngram_heads, embedding_dim, dtype=stand_in.dtype),
             persistent=False,
         )
         location = self.table.location
@@ -150,17 +137,13 @@ class Qwen4ExpPLEFileEmbedding(Qwen4ExpPLEEmbedding):
     def forward(self, ngram_ids: torch.Tensor) -> NoReturn:
         raise RuntimeError("Rows of a table in files are staged, not looked up")
 
-    def allocate_embedding_weight(
-        self, num_embeddings: int, embedding_dim: int, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def allocate_embedding_weight(self, num_embeddings: int, embedding_dim: int, dtype: torch.dtype) -> torch.Tensor:
         """The shape and dtype of a weight, and no memory."""
         return torch.empty(num_embeddings, embedding_dim, dtype=dtype, device="meta")
 
-    def _locate(
-        self, vllm_config: VllmConfig, prefix: str, num_embeddings: int
-    ) -> TableLocation:
+    def _locate(self, vllm_config: VllmConfig, prefix: str, num_embeddings: int) -> TableLocation:
         """Find the table of layer ``prefix`` in the model's directory."""
-        fp8 = isinstance(self.embedding_method, Qwen4ExpPLEFp8EmbeddingMethod)
+        fp8 = isinstance(self.embedding_method, upstream.Qwen4ExpPLEFp8EmbeddingMethod)
         config = vllm_config.model_config.hf_text_config
         shape = TableShape(
             rows=num_embeddings,
@@ -171,26 +154,22 @@ class Qwen4ExpPLEFileEmbedding(Qwen4ExpPLEEmbedding):
         # "language_model.model.layers.1.ple…" here, "model.language_model.layers.1.ple…"
         # in the file.
         layer = re.search(r"layers\.\d+\..+$", prefix)
-        return locate_table(
-            model_folder(vllm_config), layer[0] if layer else prefix, shape
-        )
+        return locate_table(model_folder(vllm_config), layer[0] if layer else prefix, shape)
 
     def _refuse_weights(self, *_: object, **__: object) -> NoReturn:
         """The weight loader: the loader's filter keeps the table's tensors away."""
-        raise TableNotLoadable(
-            self.table.location.shards[0].path, "no weights for the table", "some"
-        )
+        raise TableNotLoadable(self.table.location.shards[0].path, "no weights for the table", "some")
 
 
-def choose_embedding(engram: EngramConfig | None) -> type[Qwen4ExpPLEEmbedding]:
+def choose_embedding(engram: EngramConfig | None) -> type[upstream.Qwen4ExpPLEEmbedding]:
     """The home of the table that the settings ask for."""
     if engram is None:
-        return Qwen4ExpPLEDeviceEmbedding
+        return upstream.Qwen4ExpPLEDeviceEmbedding
     if engram.host_file_gather:
         return Qwen4ExpPLEFileEmbedding
     if engram.cpu_offload:
-        return Qwen4ExpPLEPinnedHostEmbedding
-    return Qwen4ExpPLEDeviceEmbedding
+        return upstream.Qwen4ExpPLEPinnedHostEmbedding
+    return upstream.Qwen4ExpPLEDeviceEmbedding
 
 
 def model_folder(vllm_config: VllmConfig) -> str:

@@ -21,10 +21,7 @@ class PLEStoreError(RuntimeError):
         self.path, self.expected, self.actual = self.args
 
     def __str__(self) -> str:
-        return (
-            f"{self.what}: {self.path}: expected {self.expected}, "
-            f"found {self.actual}. {self.remedy}"
-        )
+        return f"{self.what}: {self.path}: expected {self.expected}, found {self.actual}. {self.remedy}"
 
 
 class TableNotFound(PLEStoreError):
@@ -54,10 +51,7 @@ class WrongShape(PLEStoreError):
 
 class WrongDtype(PLEStoreError):
     what = "The n-gram table has a dtype that cannot be served here"
-    remedy = (
-        "Check ple_embedding_dtype and quantization_config in the model's config.json "
-        "against the weights."
-    )
+    remedy = "Check ple_embedding_dtype and quantization_config in the model's config.json against the weights."
 
 
 class BadHeader(PLEStoreError):
@@ -92,7 +86,7 @@ class TableNotLoadable(PLEStoreError):
     what = "Weights were sent for an n-gram table that is served from files"
     remedy = (
         "Its rows cannot be replaced in memory. To update weights in place set "
-        '--engram-config \'{"host_file_gather": false}\'.'
+        "--engram-config '{\"host_file_gather\": false}'."
     )
 
 

@@ -41,9 +41,14 @@ class TableFiles:
         self._offsets = np.array([s.offset for s in location.shards], dtype=np.int64)
         descriptors: dict[os.PathLike, int] = {}
         self._close = weakref.finalize(self, _close_all, descriptors)
-        for shard in location.shards:
-            if shard.path not in descriptors:
-                descriptors[shard.path] = _open(shard.path)
+        try:
+            for shard in location.shards:
+                if shard.path not in descriptors:
+                    descriptors[shard.path] = _open(shard.path)
+        except UnreadableFile:
+            # The traceback keeps this object alive for as long as somebody looks at it.
+            self._close()
+            raise
         self._descriptors = [descriptors[s.path] for s in location.shards]
 
     def gather(self, ids: torch.Tensor) -> torch.Tensor:
@@ -83,30 +88,21 @@ class TableFiles:
         total = int(self._starts[-1])
         if wanted[0] < 0 or wanted[-1] >= total:
             bad = wanted[0] if wanted[0] < 0 else wanted[-1]
-            raise RowOutOfRange(
-                self.location.shards[0].path, f"a row of 0..{total - 1}", f"row {bad}"
-            )
+            raise RowOutOfRange(self.location.shards[0].path, f"a row of 0..{total - 1}", f"row {bad}")
 
     def _read(self, wanted: np.ndarray, rows: np.ndarray) -> None:
         """Fill ``rows`` (uint8 ``[len(wanted), row_bytes]``) with the wanted rows."""
         if not self._close.alive:
-            raise RowReadFailed(
-                self.location.shards[0].path, "an open file", "a closed one"
-            )
+            raise RowReadFailed(self.location.shards[0].path, "an open file", "a closed one")
         row_bytes = self.location.row_bytes
         shard = np.searchsorted(self._starts, wanted, side="right") - 1
         offset = self._offsets[shard] + (wanted - self._starts[shard]) * row_bytes
         # Neighbours in one shard are neighbours in its file.
         breaks = np.flatnonzero((np.diff(wanted) != 1) | (np.diff(shard) != 0)) + 1
         bounds = [0, *breaks.tolist(), len(wanted)]
-        runs = [
-            (int(shard[a]), int(offset[a]), rows[a:b].reshape(-1))
-            for a, b in pairwise(bounds)
-        ]
+        runs = [(int(shard[a]), int(offset[a]), rows[a:b].reshape(-1)) for a, b in pairwise(bounds)]
         for index, start, target in runs:
-            os.posix_fadvise(
-                self._descriptors[index], start, target.size, os.POSIX_FADV_WILLNEED
-            )
+            os.posix_fadvise(self._descriptors[index], start, target.size, os.POSIX_FADV_WILLNEED)
         for index, start, target in runs:
             self._read_run(index, start, target)
 
@@ -116,9 +112,7 @@ class TableFiles:
         view = memoryview(target)
         while done < target.size:
             try:
-                count = os.preadv(
-                    self._descriptors[index], [view[done:]], offset + done
-                )
+                count = os.preadv(self._descriptors[index], [view[done:]], offset + done)
             except OSError as error:
                 actual = error.strerror
                 count = 0

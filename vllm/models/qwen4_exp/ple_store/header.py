@@ -64,10 +64,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     try:
         tensors = json.loads(text)
         tensors.pop("__metadata__", None)
-        return {
-            name: _entry(path, name, raw, 8 + length, size)
-            for name, raw in tensors.items()
-        }
+        return {name: _entry(path, name, raw, 8 + length, size) for name, raw in tensors.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadHeader(path, "a JSON map of tensors", repr(error)) from error
 

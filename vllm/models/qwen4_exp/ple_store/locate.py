@@ -89,9 +89,7 @@ def locate_table(folder: str | Path, layer: str, shape: TableShape) -> TableLoca
     folder = Path(folder)
     found = _find(folder, layer)
     if not found:
-        raise TableNotFound(
-            folder, f"tensors *.{layer}.shard_<i>.weight", "none in *.safetensors"
-        )
+        raise TableNotFound(folder, f"tensors *.{layer}.shard_<i>.weight", "none in *.safetensors")
     if None in found:
         if len(found) > 1:
             raise DuplicateShard(
@@ -120,9 +118,7 @@ def locate_table(folder: str | Path, layer: str, shape: TableShape) -> TableLoca
     for index, rows in wanted.items():
         path, name, entry = found[index]
         if entry.shape != (rows, shape.dim):
-            raise WrongShape(
-                path, f"{name} of shape {(rows, shape.dim)}", f"shape {entry.shape}"
-            )
+            raise WrongShape(path, f"{name} of shape {(rows, shape.dim)}", f"shape {entry.shape}")
         shards.append(Shard(path, name, entry.offset, rows))
     return TableLocation(tuple(shards), shape.dim, _dtype(found, wanted, shape))
 
@@ -141,13 +137,9 @@ def _dtype(found: dict, wanted: dict, shape: TableShape) -> torch.dtype:
     return dtype
 
 
-def _find(
-    folder: Path, layer: str
-) -> dict[int | None, tuple[Path, str, TensorEntry]]:
+def _find(folder: Path, layer: str) -> dict[int | None, tuple[Path, str, TensorEntry]]:
     """Shard index (None: the undivided table) -> its file, name and place."""
-    pattern = re.compile(
-        rf"(?:^|\.){re.escape(layer)}(?:\.shard_(?P<index>\d+))?\.weight$"
-    )
+    pattern = re.compile(rf"(?:^|\.){re.escape(layer)}(?:\.shard_(?P<index>\d+))?\.weight$")
     found: dict[int | None, tuple[Path, str, TensorEntry]] = {}
     for path, names in _files(folder, pattern).items():
         header = read_header(path)

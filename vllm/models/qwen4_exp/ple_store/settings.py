@@ -23,9 +23,7 @@ _TURN_OFF = (
 )
 
 
-def resolve_host_file_gather(
-    vllm_config: "VllmConfig", model_config: "ModelConfig"
-) -> None:
+def resolve_host_file_gather(vllm_config: "VllmConfig", model_config: "ModelConfig") -> None:
     """Decide an unset ``host_file_gather`` and check the result.
 
     Unset becomes true where the table would be pinned (``cpu_offload``, the default)
@@ -55,8 +53,7 @@ def resolve_host_file_gather(
         raise HostFileGatherRefused(
             "host_file_gather",
             False,
-            "leaves a pinned table (cpu_offload=True), and this platform has no pinned "
-            "memory.",
+            "leaves a pinned table (cpu_offload=True), and this platform has no pinned memory.",
             "Leave host_file_gather out to read rows from the checkpoint's files, or "
             "add cpu_offload=False to hold the table in ordinary memory.",
         )
@@ -109,9 +106,7 @@ def _check_engram(vllm_config: "VllmConfig") -> None:
         ("embedding_across_dp", "splits the table, but every rank reads all its rows."),
     ):
         if getattr(engram, name):
-            raise HostFileGatherRefused(
-                name, True, why, "Leave it out, or set host_file_gather=False."
-            )
+            raise HostFileGatherRefused(name, True, why, "Leave it out, or set host_file_gather=False.")
     if vllm_config.parallel_config.use_ubatching:
         raise HostFileGatherRefused(
             "--enable-dbo / --ubatch-size",

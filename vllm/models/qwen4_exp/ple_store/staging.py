@@ -23,9 +23,7 @@ class PLERowStager:
         self._layers = [
             module
             for module in model.modules()
-            if isinstance(
-                getattr(module, "ngram_embedding", None), Qwen4ExpPLEFileEmbedding
-            )
+            if isinstance(getattr(module, "ngram_embedding", None), Qwen4ExpPLEFileEmbedding)
         ]
 
     def stage(
