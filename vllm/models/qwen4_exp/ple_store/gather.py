@@ -5,10 +5,20 @@
 
 * Hashes repeat within a batch (a prompt has common pairs of words), so equal ids are
   read once.
-* The kernel is told that access is random.  Left to itself it reads 128 KiB ahead of
-  every 320-byte row; 922 KiB per token were measured where 64 KiB (16 pages) suffice.
 * All rows are announced before the first is read, so that the disk sees them at once
   and one thread keeps its queue full.
+* The kernel is told that access is random.  Where rows lie close together it would take
+  sorted reads for the start of a sequential pass, and read most of the file.
+
+Measured with a cold page cache, 512 tokens (8192 rows of 320 bytes) per run, on a virtual
+disk of a busy machine; ``tests/ple_store/cold_reads.py`` repeats it:
+
+    table                       0.2 GB                       2.1 GB
+    both advices       62 KiB/token  120-186 ms    68 KiB/token  202-223 ms
+    random only        62 KiB/token  631-710 ms    68 KiB/token  533-826 ms
+    none              380 KiB/token  148-240 ms    72 KiB/token  594-630 ms
+
+A token's 16 rows lie on 16 pages of 4 KiB, or on a few more where a row crosses a page.
 """
 
 import os
