@@ -20,7 +20,7 @@ from demo.server import Server, ServerFailed, free_port
 ANSWER_LIMIT = 300
 
 #: Small on purpose: CPU vLLM would otherwise reserve half of the host's memory for K/V.
-ENGINE = ["--max-model-len", "2048", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(256 << 20)]
+ENGINE = ["--max-model-len", "2048", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20)]
 
 #: The n-gram table as upstream would hold it where memory cannot be pinned: loaded, in the stage that needs it.
 TABLE_IN_MEMORY = ["--engram-config", '{"host_file_gather": false, "cpu_offload": false}']

@@ -14,7 +14,7 @@ from demo.reference import prompt_logprobs
 from .compare import check_answer, check_prompt
 from .prompts import decisive
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1000)]
 
 ANSWER = 12
 

@@ -12,7 +12,7 @@ from demo.server import Server, free_port
 from .compare import LARGEST
 from .prompts import decisive
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1000)]
 
 READY_LIMIT = 400
 ANSWER = 16
