@@ -6,16 +6,17 @@ import torch
 
 from demo.reference import Reference
 
-#: Bounds for prompt positions, from what was seen on PP=1, 2 and 3 (see the figures that a run of these tests prints).
-#: The bulk differs by bfloat16 rounding alone; the largest logits lie between 8 and 16, where bfloat16 has steps of
-#: 0.06, and enter every log-probability.  A few positions differ more: there the router or the indexer of one
-#: side took its second choice, which is the model's own discontinuity.
+#: Bounds for prompt positions.  The floor is transformers against itself, bfloat16 against float32, on three prompts:
+#: median 0.020 to 0.025, 90 % below 0.07 to 0.11, largest 0.2 to 0.55.  Two bfloat16 computations differ by about 1.4
+#: times that.  The bulk is rounding (the largest logits lie between 8 and 16, where bfloat16 has steps of 0.06); the
+#: largest come from positions where the router or the indexer of one side took its second choice.
 TYPICAL = 0.05
-NEARLY_ALL = 0.15
+NEARLY_ALL = 0.20
 LARGEST = 1.0
 
-#: A state lost at a chunk edge spoils the positions behind the edge, about nine of them, by 0.5 and more.
-AFTER_EDGE = 0.15
+#: Mean over the nine positions behind a cut.  Measured on intact code 0.02 to 0.10, and 0.33 to 0.87 with the PLE
+#: convolution's state dropped at the cut.
+AFTER_EDGE = 0.20
 
 
 @dataclass(frozen=True)
