@@ -32,7 +32,9 @@ def test_gather(compare, make_case, addresses, filled, rows, window):
         counts = np.stack([rng.integers(0, w + 1, MAX_REQS) for w in WIDTHS]).astype(np.int32)
         counts[1, 0] = 0  # a request without blocks in one group
         counts[2, 4] = 1100
-        computed = torch.tensor([30, 9, 70, 9, 3000, 9], dtype=torch.int32)
+        counts[0, 2] = 5
+        # In group 0, slot 2 sees from token 32 on: exactly two blocks are behind it.
+        computed = torch.tensor([30, 9, 52, 9, 3000, 9], dtype=torch.int32)
         reach = torch.tensor([20, 0, 11], dtype=torch.int32)
         args = [torch.tensor(SLOTS, dtype=torch.int32), source.addresses, where, source.widths]
         args += [torch.from_numpy(counts), MAX_REQS, len(SLOTS), computed, reach, source.sizes]

@@ -13,8 +13,8 @@ def i64(rng, low: int, high: int, size: int) -> torch.Tensor:
     return torch.from_numpy(rng.integers(low, high, size))
 
 
-def arguments(rng, filled, vocab: int, fp64: bool, kind: torch.dtype, cache=None):
-    blocks = -(-vocab // BLOCK)
+def arguments(rng, filled, vocab: int, fp64: bool, kind: torch.dtype, cache=None, block=BLOCK):
+    blocks = -(-vocab // block)
     logits = torch.from_numpy(rng.standard_normal((TOKENS, vocab + 5), dtype=np.float32)).to(kind)[:, :vocab]
     logits[0, [1, vocab - 1]] = 9.0  # a tie
     logits[:, vocab // 3] = float("-inf")
@@ -38,6 +38,18 @@ def test_sample(compare, make_case, filled, vocab, kind, fp64, drafting, scaled)
         return make_case(args, constants | {"USE_FP64": fp64, "PER_TOKEN_COL": False})
 
     compare("_gumbel_sample_kernel", (TOKENS, -(-vocab // BLOCK)), build)
+
+
+@pytest.mark.parametrize("fp64", [False, True])
+def test_noise_of_every_token(compare, make_case, filled, fp64):
+    """In blocks of one token each maximum is a logit with its noise, winner or not."""
+
+    def build(rng):
+        args = arguments(rng, filled, 151, fp64, torch.float32, block=1)
+        constants = {"BLOCK_SIZE": 1, "IS_DRAFTING": False, "APPLY_TEMPERATURE": True}
+        return make_case(args, constants | {"USE_FP64": fp64, "PER_TOKEN_COL": False})
+
+    compare("_gumbel_sample_kernel", (TOKENS, 151), build)
 
 
 @pytest.mark.parametrize("per_token", [False, True])

@@ -57,14 +57,14 @@ def test_prefill(compare, make_case, filled, lookahead):
 def test_sampled_and_drafts(compare, make_case, filled, new_tokens, drafts):
     if new_tokens + drafts == 0:
         pytest.skip("no logits at all")
-    # Row 0 decodes with all drafts, 1 reads its prompt, 2 has no drafts, 3 ends the prompt
-    # within its logits.
-    logits = [new_tokens + drafts, 1, max(new_tokens, 1), new_tokens + drafts]
+    # Row 0 decodes with all drafts, 1 reads its prompt to the last token, 2 has no drafts,
+    # 3 ends the prompt within its logits.
+    logits = [new_tokens + drafts, new_tokens + drafts, max(new_tokens, 1), new_tokens + drafts]
     lengths = [logits[0], 6, logits[2], logits[3]]
 
     def build(rng):
         prompt = torch.full((MAX_REQS,), 10, dtype=torch.int32)
-        seq_lens = i32(30, 8, 25, 11)
+        seq_lens = i32(30, 10, 25, 11)
         drafted = torch.from_numpy(rng.integers(1, 500, (MAX_REQS, max(drafts, 1))))
         args = [filled(20), i32(*SLOTS), torch.from_numpy(rng.integers(1, 500, (MAX_REQS, 1)))]
         args += [i32(0, *np.cumsum(lengths)), seq_lens, prompt, drafted, drafted.stride(0)]
