@@ -25,6 +25,8 @@ def load(checkpoint: Path, dtype: torch.dtype = torch.bfloat16):
     logging.disable_progress_bar()
     # Its hints to install CUDA kernels for this model say nothing about a run on the CPU.
     logging.set_verbosity_error()
+    # Its matrices are too small to share out: two threads on two cores mostly wait for each other.
+    torch.set_num_threads(1)
     return Qwen4ExpForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
 
 

@@ -31,7 +31,9 @@ class Server:
     them through `stop` rather than as a traceback from each.
     """
 
-    def __init__(self, checkpoint: Path, *, stages: int, port: int, log: Path, arguments: list[str], env: dict[str, str]):
+    def __init__(
+        self, checkpoint: Path, *, stages: int, port: int, log: Path, arguments: list[str], env: dict[str, str]
+    ):
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
         self.command = [

@@ -12,7 +12,9 @@ from .checkpoints import END_OF_TEXT
 MIN_MARGIN = 0.5
 
 
-def decisive(model, length: int, answer: int, *, seed: int, with_end_of_text: bool = False) -> tuple[list[int], Reference]:
+def decisive(
+    model, length: int, answer: int, *, seed: int, with_end_of_text: bool = False
+) -> tuple[list[int], Reference]:
     """The first random prompt of `length` tokens whose `answer` greedy tokens all win by `MIN_MARGIN`.
 
     Equal tokens are then due, and different ones are a defect rather than bad luck.  `with_end_of_text` puts that
