@@ -1,7 +1,8 @@
 """The fork on GPUs against transformers on the CPU: equal greedy tokens under stages, graphs and a table on disk.
 
     python -m benchmarks.gpu_parity prepare DIR     here: a small checkpoint and transformers' tokens for its prompts
-    python benchmarks/gpu_parity.py run DIR OUT     on GPUs: every case that they allow; writes OUT, fails on a difference
+    python benchmarks/gpu_parity.py run DIR OUT [WORD]
+        on GPUs: every case that they allow (and that has WORD in its name); writes OUT, fails on a difference
 
 The checkpoint has the sparse budget of the real model (2048), the smallest that the CUDA top-k takes, and one
 prompt beyond it.  Every case is a process of its own, so that one that dies leaves the others their GPUs.
@@ -62,13 +63,16 @@ def decided(answer: dict) -> int:
     return next(close, len(answer["margins"]))
 
 
-def run(folder: Path, out: Path) -> int:
+def run(folder: Path, out: Path, word: str = "") -> int:
     import torch
 
     gpus = torch.cuda.device_count()
     wanted = json.loads((folder / "reference.json").read_text())
     rows = []
+    device = f"{gpus} x {torch.cuda.get_device_name(0)}"
     for name, (stages, partition, arguments) in CASES.items():
+        if word not in name:
+            continue
         if stages > gpus:
             rows.append({"case": name, "result": f"not run: {gpus} GPU(s)"})
             continue
@@ -81,8 +85,8 @@ def run(folder: Path, out: Path) -> int:
             row["result"] = "equal" if all(same.values()) else "DIFFERENT"
         rows.append({"case": name, **row})
         print(json.dumps(rows[-1]), flush=True)
-    device = torch.cuda.get_device_name(0)
-    out.write_text(json.dumps({"device": f"{gpus} x {device}", "torch": torch.__version__, "rows": rows}, indent=1))
+        # After every case: a run that is cut short has lost only the last one.
+        out.write_text(json.dumps({"device": device, "torch": torch.__version__, "rows": rows}, indent=1))
     return 0 if all(row["result"] in ("equal",) or "not run" in row["result"] for row in rows) else 1
 
 
@@ -134,7 +138,7 @@ if __name__ == "__main__":
     if command == "prepare":
         prepare(Path(rest[0]))
     elif command == "run":
-        sys.exit(run(Path(rest[0]), Path(rest[1])))
+        sys.exit(run(Path(rest[0]), Path(rest[1]), *rest[2:]))
     elif command == "case":
         case(json.loads(rest[0]), Path(rest[1]))
     else:

@@ -3,8 +3,8 @@
 
 Upstream binds each worker to a NUMA node of its own and stops where there are fewer
 nodes than workers: every pipeline on an ordinary desktop.  Here the workers then get
-the cores of the nodes that there are, in equal runs, or share all of them where
-there is less than one core each; and they share the node's memory.
+the cores of the nodes that there are, in equal runs, or one each in turn where there
+are fewer cores than workers; and they share the node's memory.
 """
 
 from collections.abc import Sequence
@@ -59,13 +59,16 @@ def one_per_core(cpus: Sequence[LogicalCPUInfo], nodes: Sequence[int]) -> list[i
 
 
 def core_lists(cores: Sequence[int], workers: int) -> list[str]:
-    """Split cores into ``workers`` runs, or give all to each if they are too few.
+    """Split cores into ``workers`` runs, or deal them out in turn if they are too few.
 
-    Cores left over by the division stay free for the engine and the server.
+    Cores left over by the division stay free for the engine and the server.  Workers
+    that share a core compute on one thread each: with a thread on every core, those of
+    waiting stages spin against the one at work (three stages on two cores, 8 layers:
+    256 ms a token against 32).
     """
     share = len(cores) // workers
     if share == 0:
-        return [",".join(map(str, cores))] * workers
+        return [str(cores[i % len(cores)]) for i in range(workers)]
     runs = (cores[i * share : (i + 1) * share] for i in range(workers))
     return [",".join(map(str, run)) for run in runs]
 
