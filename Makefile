@@ -1,8 +1,8 @@
 # make install | demo | serve | test | check | docs | clean
 #
 # VLLM_TARGET_DEVICE=cuda builds the CUDA flavour; unset, make builds the CPU one, since demo and tests run on it.
-# On the CPU, PyPI's torch brings gigabytes of CUDA libraries that nothing uses; where the PyTorch index can be
-# reached, `make install PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu` gets the small build.
+# On the CPU, PyPI's torch brings gigabytes of CUDA libraries that nothing uses; with PyTorch's own CPU index in
+# PIP_EXTRA_INDEX_URL, `make install` gets the small build.
 
 PYTHON ?= python3
 VENV ?= .venv

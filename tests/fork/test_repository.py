@@ -81,9 +81,9 @@ def test_command_line_of_the_installed_fork_starts():
 
 
 def test_make_targets_parse():
-    """Dry: what each runs is the tool and pytest, tested themselves."""
+    """Dry, and as if nothing were installed: what each runs is the tool and pytest, tested themselves."""
     targets = ["install", "demo", "serve", "test", "check", "docs", "clean"]
-    done = subprocess.run(["make", "-n", *targets], cwd=HERE.root, capture_output=True, text=True, check=False)
+    done = subprocess.run(["make", "-n", "-B", *targets], cwd=HERE.root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     steps = ["fork fetch", "pip install", "fork apply", "demo", "demo --serve", "fork check", "pytest", "fork docs"]
     assert [step for step in steps if step not in done.stdout] == []
