@@ -39,6 +39,11 @@ def inputs(lengths, queries, heads, selected):
     return batch, keys, values, indices, q, gate
 
 
+def attend(batch, keys, values, indices, q, gate):
+    paged = (keys, values, indices, batch.block_table, batch.token_to_req)
+    return twin.qsa_sparse_paged_attention(q, *paged, True, output_gate=gate)
+
+
 @pytest.mark.parametrize("heads", [2, 6])
 @pytest.mark.parametrize("selected", [3, 20])
 def test_equals_the_kernel(heads, selected):
@@ -65,16 +70,7 @@ def test_everything_selected_is_plain_attention():
     positions = torch.arange(13).int()
     indices = torch.where(positions[None] <= positions[:, None], positions[None], -1)
     indices = torch.cat((indices, positions[:, None] + 1), 1).int()
-    out = twin.qsa_sparse_paged_attention(
-        q,
-        keys,
-        values,
-        indices,
-        batch.block_table,
-        batch.token_to_req,
-        True,
-        output_gate=gate,
-    )
+    out = attend(batch, keys, values, indices, q, gate)
     slots = torch.tensor([batch.slot(0, t, PAGE) for t in range(13)])
     k, v = (c.flatten(0, 1)[slots].float().transpose(0, 1) for c in (keys, values))
     plain = torch.nn.functional.scaled_dot_product_attention(
@@ -86,10 +82,10 @@ def test_everything_selected_is_plain_attention():
 
 def test_passes_do_not_change_the_result(monkeypatch):
     batch, keys, values, indices, q, gate = inputs([40], [17], 2, 9)
-    arguments = (q, keys, values, indices, batch.block_table, batch.token_to_req, True)
-    whole = twin.qsa_sparse_paged_attention(*arguments, output_gate=gate)
+    arguments = (batch, keys, values, indices, q, gate)
+    whole = attend(*arguments)
     monkeypatch.setattr(twin, "_PASS_BYTES", 1)
-    one_by_one = twin.qsa_sparse_paged_attention(*arguments, output_gate=gate)
+    one_by_one = attend(*arguments)
     torch.testing.assert_close(one_by_one, whole, rtol=2**-7, atol=1e-6)
 
 
@@ -97,32 +93,14 @@ def test_a_row_that_selects_nothing_is_zero():
     batch, keys, values, indices, q, gate = inputs([5], [2], 2, 3)
     indices[1] = -1
     indices[1, -1] = 0
-    out = twin.qsa_sparse_paged_attention(
-        q,
-        keys,
-        values,
-        indices,
-        batch.block_table,
-        batch.token_to_req,
-        False,
-        output_gate=gate,
-    )
+    out = attend(batch, keys, values, indices, q, gate)
     assert out[0].isfinite().all() and (out[1] == 0).all()
 
 
 def test_heads_must_divide():
-    batch, keys, values, indices, q, gate = inputs([5], [1], 2, 3)
+    batch, keys, values, indices, _, _ = inputs([5], [1], 2, 3)
     with pytest.raises(ValueError, match="3 query heads"):
-        twin.qsa_sparse_paged_attention(
-            torch.randn(1, 3, WIDTH).bfloat16(),
-            keys,
-            values,
-            indices,
-            batch.block_table,
-            batch.token_to_req,
-            False,
-            output_gate=torch.randn(1, 3 * WIDTH),
-        )
+        attend(batch, keys, values, indices, torch.randn(1, 3, WIDTH).bfloat16(), torch.randn(1, 3 * WIDTH))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8])
