@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from vllm.config import CompilationMode, CUDAGraphMode
-from vllm.v1.worker import gpu_worker
+from vllm.v1.worker import gpu_worker, stage_kv_memory
 from vllm.v1.worker.gpu_worker import Worker
 
 MIB = 1 << 20
@@ -58,6 +58,7 @@ def worker(monkeypatch):
     monkeypatch.setattr(gpu_worker, "maybe_rocm_profiling_fallback", lambda result: None)
     monkeypatch.setattr(gpu_worker, "reserve_mm_ipc_gpu_memory", lambda available, *args: available)
     monkeypatch.setattr(gpu_worker, "kernel_warmup", lambda worker: None)
+    monkeypatch.setattr(stage_kv_memory, "get_pp_group", lambda: SimpleNamespace(world_size=1))
     compilation = SimpleNamespace(
         cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_mm_encoder=False, mode=CompilationMode.NONE
     )
@@ -116,3 +117,43 @@ def test_large_graphs_leave_a_recommendation_that_can_be_used(worker):
     worker.model_runner.capture_model = lambda: 3_000 * MIB
     Worker.determine_available_memory(worker)
     assert recommendation(worker) == 1_150 * MIB
+
+
+@pytest.fixture
+def other_stages(monkeypatch):
+    """Two more stages, of which the last can give 1,100 MiB less than this one to either limit."""
+
+    def gather(values, own, group):
+        values[:] = [own, (own[0] + 50 * MIB, own[1] + 50 * MIB), (own[0] - 1_100 * MIB, own[1] - 1_100 * MIB)]
+
+    stages = SimpleNamespace(world_size=3, is_first_rank=True, cpu_group="stages")
+    monkeypatch.setattr(stage_kv_memory, "get_pp_group", lambda: stages)
+    monkeypatch.setattr(stage_kv_memory.torch.distributed, "all_gather_object", gather)
+
+
+def test_all_stages_recommend_what_the_fullest_can_give(worker, other_stages, monkeypatch):
+    """--kv-cache-memory is one value for all of them."""
+    said = []
+    monkeypatch.setattr(stage_kv_memory, "logger", SimpleNamespace(info=lambda text, *args: said.append(text % args)))
+    Worker.determine_available_memory(worker)
+    assert recommendation(worker) == REQUESTED - WEIGHTS - ACTIVATIONS - GRAPHS - BUFFER - 1_100 * MIB
+    (line,) = said
+    assert "stage 2 can give" in line and "3.17, 3.22, 2.1 GiB" in line
+
+
+def test_both_limits_are_those_of_all_stages(worker, other_stages, monkeypatch):
+    said = []
+    monkeypatch.setattr(
+        gpu_worker, "logger", SimpleNamespace(info=lambda *args: said.append(args[0]), info_once=print, debug=print)
+    )
+    Worker.determine_available_memory(worker)
+    within_requested = recommendation(worker)
+    of_the_gpu = within_requested + FREE - REQUESTED
+    assert f"--kv-cache-memory={within_requested}`" in said[-1] and f"--kv-cache-memory={of_the_gpu}`" in said[-1]
+
+
+def test_a_stored_plan_stays_the_stages_own(worker, other_stages, monkeypatch):
+    """A stage that starts from its plan does not take part in an exchange."""
+    monkeypatch.setenv("VLLM_ENABLE_STARTUP_PLAN", "1")
+    Worker.determine_available_memory(worker)
+    assert recommendation(worker) == REQUESTED - WEIGHTS - ACTIVATIONS - GRAPHS - BUFFER
