@@ -1,0 +1,54 @@
+"""Command line of the fault measurements; see benchmarks/faults/__init__.py."""
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks import record
+from benchmarks.faults import limits, scene
+from benchmarks.faults.cases import cases
+
+OUT = record.FOLDER / "pipeline-faults.json"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
+    parser.add_argument("--checkpoint", type=Path, help="directory of a small checkpoint (python -m demo.checkpoint)")
+    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--label", help="what the rows are a measurement of: before, after")
+    parser.add_argument("--rows", type=Path, help="file that rows are appended to, one JSON object a line")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds after a fault within which all must end")
+    parser.add_argument("--only", default="", help="part of a case's name, e.g. SIGSTOP or decode-0; 'limits'")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for the server under test")
+    parser.add_argument("--record", type=Path, nargs="+", help="rows to write the committed record from")
+    args = parser.parse_args()
+    if args.record:
+        return write_record(args.record)
+    if not (args.checkpoint and args.label and args.rows):
+        parser.error("a measurement needs --checkpoint, --label and --rows")
+    env = dict(pair.split("=", 1) for pair in args.env)
+    settings = {"label": args.label, "commit": record.commit(), "stages": args.stages, "env": env}
+    for case in cases(args.stages):
+        if args.only in case.name:
+            keep(args.rows, settings | scene.play(case, args.checkpoint, args.stages, args.patience, env))
+    if args.only in "limits":
+        for row in limits.play(args.checkpoint, args.stages, env):
+            keep(args.rows, settings | row)
+    return 0
+
+
+def keep(path: Path, row: dict) -> None:
+    print(json.dumps(row), flush=True)
+    with path.open("a") as rows:
+        rows.write(json.dumps(row) + "\n")
+
+
+def write_record(paths: list[Path]) -> int:
+    rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    settings = {"checkpoint": "random, 8 layers", "arguments": scene.ARGUMENTS, "stages": rows[0]["stages"]}
+    record.write(OUT, settings, rows, [])
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

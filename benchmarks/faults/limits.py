@@ -1,0 +1,120 @@
+"""Requests that a server has to get rid of: clients that went away, prompts that are too long, more than it can hold.
+
+All but the pools that are too small share one server.
+"""
+
+import http.client
+import re
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.faults import scene
+from benchmarks.faults.stream import Stream
+from demo.server import Server, ServerFailed
+
+SEATS = 8
+QUEUE = 4
+#: Seconds within which blocks must be free again after a client went away.
+FREED_WITHIN = 30.0
+#: Pools that cannot hold one request of 2048 tokens.
+SMALL_POOLS = {
+    "pool of 1 MiB": ["--kv-cache-memory-bytes", str(1 << 20)],
+    "pool of 24 blocks": ["--num-gpu-blocks-override", "24"],
+}
+
+
+def play(checkpoint: Path, stages: int, env: dict[str, str]) -> Iterator[dict]:
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch) / "serve.log"
+        with scene.start(checkpoint, stages, log, env, ["--max-num-queued-reqs", str(QUEUE)]) as server:
+            server.wait_until_healthy(scene.READY_LIMIT, lambda seconds, milestone: None)
+            yield _disconnect(server, "decode", scene.PROMPT[:40], tokens=5)
+            yield _disconnect(server, "prefill", scene.PROMPT, tokens=0)
+            yield _too_long(server)
+            yield _overload(server)
+            yield _recovered(server)
+        for name, arguments in SMALL_POOLS.items():
+            yield _small_pool(checkpoint, stages, log, env, name, arguments)
+
+
+def _ask(server: Server, prompt: list[int], length: int) -> Stream:
+    return Stream(int(server.url.rsplit(":", 1)[1]), prompt, length).start()
+
+
+def _disconnect(server: Server, phase: str, prompt: list[int], tokens: int) -> dict:
+    stream = _ask(server, prompt, 400)
+    if not stream.wait_for_tokens(tokens, 60):
+        raise RuntimeError(f"no tokens before the client went away: {stream.end} {stream.detail}")
+    _wait_for(server, lambda state: state["usage"] > 0, 20)
+    held = load(server)["usage"]
+    stream.hang_up()
+    seconds = _wait_for(server, lambda state: state["usage"] == 0 and state["running"] == 0, FREED_WITHIN)
+    return {"limit": "client went away", "phase": phase, "held": round(held, 4), "freed_s": seconds}
+
+
+def _too_long(server: Server) -> dict:
+    stream = _ask(server, [7] * 3000, 10)
+    stream.ended.wait(60)
+    return {"limit": "prompt longer than the model's", "answer": f"{stream.end}: {stream.detail}"[:400]}
+
+
+def _overload(server: Server) -> dict:
+    streams = [_ask(server, scene.PROMPT[:60], 40) for _ in range(3 * SEATS)]
+    for stream in streams:
+        stream.ended.wait(300)
+    ends = [stream.end if stream.end != "http" else stream.detail[:3] for stream in streams]
+    return {"limit": "overload", "sent": len(streams), "ends": {end: ends.count(end) for end in sorted(set(ends))}}
+
+
+def _recovered(server: Server) -> dict:
+    seconds = _wait_for(server, lambda state: state["usage"] == 0 and state["running"] == 0, FREED_WITHIN)
+    stream = _ask(server, scene.PROMPT[:40], 20)
+    stream.ended.wait(60)
+    return {"limit": "after the overload", "freed_s": seconds, "answer": f"{stream.end}: {stream.detail}"}
+
+
+def _small_pool(checkpoint: Path, stages: int, log: Path, env: dict, name: str, arguments: list[str]) -> dict:
+    """A pool that cannot hold one request of the model's length: refused at the start, or else per request."""
+    with scene.start(checkpoint, stages, log, env, arguments) as server:
+        try:
+            server.wait_until_healthy(scene.READY_LIMIT, lambda seconds, milestone: None)
+        except ServerFailed:
+            said = re.findall(r"ValueError: (.+)", log.read_text(errors="replace"))
+            return {"limit": name, "answer": f"refused at start: {said[0] if said else '?'}"[:400]}
+        stream = _ask(server, scene.PROMPT, 400)
+        ended = stream.ended.wait(60)
+        state = load(server)
+        answer = f"{stream.end}: {stream.detail}"[:400] if ended else f"nothing in 60 s, {stream.tokens} tokens"
+        return {"limit": name, "answer": answer, "preemptions": state["preempted"]}
+
+
+METRICS = {
+    "usage": "vllm:kv_cache_usage_perc",
+    "running": "vllm:num_requests_running",
+    "preempted": "vllm:num_preemptions_total",
+}
+
+
+def load(server: Server) -> dict[str, float]:
+    """What /metrics says of the pool and of the requests in it; usage is a share of the pool."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return {
+        key: sum(float(v) for v in re.findall(rf"^{name}{{.*}} (\S+)$", text, re.M)) for key, name in METRICS.items()
+    }
+
+
+def _wait_for(server: Server, condition, limit: float) -> float | None:
+    """Seconds until the server's load meets the condition; None if it does not within the limit."""
+    start = time.monotonic()
+    while time.monotonic() - start < limit:
+        try:
+            if condition(load(server)):
+                return round(time.monotonic() - start, 1)
+        except (OSError, http.client.HTTPException):
+            return None
+        time.sleep(0.2)
+    return None

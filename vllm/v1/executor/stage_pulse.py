@@ -1,0 +1,66 @@
+"""A worker's sign of life: a clock in shared memory that a thread of the worker keeps winding.
+
+The thread runs beside whatever the worker does, from before it loads the model.  A worker that waits for a kernel, a
+disk or another stage therefore beats on; one that was stopped, or whose thread of control never lets go of the
+interpreter, falls silent.  stage_watchdog.py reads the clock from the engine's side.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import connection, parent_process
+from typing import Any
+
+#: Seconds between two beats.
+INTERVAL = 0.5
+#: Seconds that a worker gets to end in good order when its engine is gone, or after a failure that nobody will read.
+GRACE = 5.0
+
+
+class Beating:
+    """The target of a worker process: beats on a thread and runs the worker's own main function.
+
+    Args:
+        clock: a ctypes double in memory that both processes share; 0 until the first beat, then time.monotonic(), which
+            counts the same in every process of a machine
+        main: what the process is for
+    """
+
+    def __init__(self, clock: Any, main: Callable[..., None]):
+        self.clock = clock
+        self.main = main
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        threading.Thread(target=beat, args=(self.clock,), daemon=True, name="StagePulse").start()
+        self.main(*args, **kwargs)
+
+
+def beat(clock: Any) -> None:
+    """Wind the clock until the engine's process is gone, then see to it that this one does not outlive it.
+
+    A worker reads the pipe that tells of its engine's death only once the model is loaded, and then only wakes its
+    queues: one that waits for another stage would wait on as an orphan.
+    """
+    engine = parent_process()
+    assert engine is not None, "a worker is always another process's child"
+    pid = os.getppid()
+    while True:
+        clock.value = time.monotonic()
+        # The sentinel also tells of the death of an engine whose child is not ours to wait for (forkserver); the
+        # parent's id tells of it where a forked sibling still holds the sentinel's other end.
+        if connection.wait([engine.sentinel], timeout=INTERVAL) or os.getppid() != pid:
+            end_within(GRACE)
+            return
+
+
+def end_within(seconds: float) -> None:
+    """End this process in `seconds` unless it has ended by itself; returns at once.
+
+    By the kernel's timer, whose signal ends the process where nothing handles it: a thread of ours would wait with all
+    others while the interpreter is taken down, which is where a worker without its neighbour was seen to stay.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
