@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.pipeline_model import tables as pipeline
 from benchmarks.record import FOLDER, ROOT, read
 
 
@@ -36,7 +37,10 @@ def demo_table() -> str:
 
 
 #: page -> the tables in it, by the words of their markers
-PAGES: dict[str, dict[str, Callable[[], str]]] = {"README.md": {"demo figures": demo_table}}
+PAGES: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"demo figures": demo_table},
+    "docs/ampere-multigpu/pipeline.md": pipeline.PAGE,
+}
 
 
 def rendered(page: str) -> str:

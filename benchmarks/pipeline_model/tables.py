@@ -1,0 +1,117 @@
+"""The tables of the pipeline page, from the committed predictions. Imports no vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from benchmarks.record import FOLDER, read
+
+RECORD = FOLDER / "pipeline-model-3090.json"
+ARRANGEMENTS = ("merged", "stock", "spread")
+
+
+def _samples(case: str) -> Iterator[dict]:
+    return (sample for sample in read(RECORD)["samples"] if sample["case"] == case)
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _middle(published: list[float]) -> float:
+    return sum(published) / len(published)
+
+
+def _off(value: float, published: float) -> str:
+    return f"{value:.1f} ({100 * (value / published - 1):+.0f}%)"
+
+
+def parameters() -> str:
+    rows = [
+        [
+            "each its own" if one["own_bytes"] else "the counted checkpoint for both",
+            f"{one['efficiency']:.2f}",
+            f"{one['fixed_ms']:.2f} ms",
+            f"{one['tflops']:.1f}",
+            *(f"{rate:.1f}" for rate in one["singles"].values()),
+        ]
+        for one in read(RECORD)["settings"]["calibrations"]
+    ]
+    heads = ["bytes", "share of 936 GB/s", "fixed", "TFLOP/s of prefill", "six cards, 57 published", "three cards, 80"]
+    return _table(heads, rows)
+
+
+def decode(own_bytes: bool) -> str:
+    found: dict[tuple[str, int], dict[str, dict]] = {}
+    for sample in _samples("decode"):
+        if sample["own_bytes"] == own_bytes:
+            found.setdefault((sample["machine"], sample["users"]), {})[sample["arrangement"]] = sample
+    rows = []
+    for (machine, users), by in found.items():
+        published = by["merged"]["published"]
+        low, high = published
+        cells = [_off(by[name]["per_user"], _middle(published)) for name in ARRANGEMENTS]
+        shown = f"{low:.0f}" if low == high else f"{low:.1f} to {high:.1f}"
+        cells[1] += f" in {by['stock']['micro_batches']:.0f}"
+        cells[2] += f" in {by['spread']['micro_batches']:.0f}"
+        rows.append([machine, str(users), shown, *cells])
+    return _table(["machine", "users", "published", "one micro-batch", "as stock arranges them", "spread"], rows)
+
+
+def prefill() -> str:
+    rows = [
+        [sample["machine"], sample["what"], f"{sample['published']:g} s", _off(sample["seconds"], sample["published"])]
+        for sample in _samples("prefill")
+        if sample["own_bytes"]
+    ]
+    return _table(["machine", "prompt", "published", "model, seconds"], rows)
+
+
+def h200() -> str:
+    rows = [
+        [str(sample["users"]), f"{sample['measured']:.0f}", _off(sample["per_user"], sample["measured"])]
+        for sample in _samples("two H200")
+    ]
+    return _table(["users", "measured", "model"], rows)
+
+
+def host() -> str:
+    rates: dict[tuple[str, int, float], dict[int, float]] = {}
+    for sample in _samples("host"):
+        key = (sample["machine"], sample["users"], sample["host_ms"])
+        rates.setdefault(key, {})[sample["groups"]] = sample["per_user"]
+    most = max(max(by) for by in rates.values())
+    rows = []
+    for (machine, users, host_ms), by in rates.items():
+        best = max(by.values())
+        cells = [
+            "" if groups not in by else f"**{by[groups]:.1f}**" if by[groups] == best else f"{by[groups]:.1f}"
+            for groups in range(1, most + 1)
+        ]
+        rows.append([f"{machine}, {users} users", f"{host_ms:g} ms", *cells])
+    return _table(["", "host time", *(f"{groups}" for groups in range(1, most + 1))], rows)
+
+
+def partition() -> str:
+    rows = [
+        [
+            ", ".join(map(str, sample["layers"])),
+            f"{sample['per_user']:.1f}",
+            f"{100 * max(sample['idle']):.0f}%",
+            f"{100 * sample['idle'][-1]:.0f}%",
+        ]
+        for sample in _samples("partition")
+    ]
+    return _table(["layers", "tok/s each", "idle, idlest stage", "idle, last stage"], rows)
+
+
+PAGE: dict[str, Callable[[], str]] = {
+    "model parameters": parameters,
+    "decode with own bytes": lambda: decode(True),
+    "decode with the counted bytes": lambda: decode(False),
+    "prefill waits": prefill,
+    "two H200": h200,
+    "host time and micro-batches": host,
+    "layers of the last stage": partition,
+}
