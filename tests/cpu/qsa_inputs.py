@@ -24,9 +24,7 @@ class Batch:
         self.query_start_loc = torch.tensor([0, *self.queries]).cumsum(0).int()
         spans = [range(n - q, n) for n, q in zip(self.lengths, self.queries)]
         self.positions = torch.tensor([p for span in spans for p in span])
-        self.token_to_req = torch.repeat_interleave(
-            torch.arange(count), torch.tensor(self.queries)
-        ).int()
+        self.token_to_req = torch.repeat_interleave(torch.arange(count), torch.tensor(self.queries)).int()
         self.visible = ((self.positions + 1) // self.ratio).int()
 
     def slot(self, request: int, row: int, page_size: int) -> int:
@@ -37,9 +35,7 @@ class Batch:
         """Slot of the group that a row completes, -1 on other rows."""
         return torch.tensor(
             [
-                self.slot(int(r), int(p) // self.ratio, page_size)
-                if (int(p) + 1) % self.ratio == 0
-                else -1
+                self.slot(int(r), int(p) // self.ratio, page_size) if (int(p) + 1) % self.ratio == 0 else -1
                 for r, p in zip(self.token_to_req, self.positions)
             ]
         )

@@ -34,9 +34,7 @@ def test_norm(tokens, count, width, shared):
 @pytest.mark.parametrize("tokens, count, width", SHAPES)
 def test_silu_of_a_strided_row(tokens, count, width):
     x = bf16(tokens, width + 5)[:, :width]
-    torch.testing.assert_close(
-        twin.hc_silu(x, count), kernel.hc_silu(x, count), **TOLERANCE
-    )
+    torch.testing.assert_close(twin.hc_silu(x, count), kernel.hc_silu(x, count), **TOLERANCE)
 
 
 @pytest.mark.parametrize("tokens, count, width", SHAPES)

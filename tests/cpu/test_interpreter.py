@@ -69,9 +69,7 @@ def test_rounding_is_to_nearest_even():
 def test_a_wrong_interpreter_is_refused(monkeypatch):
     from triton.runtime.interpreter import InterpreterBuilder
 
-    monkeypatch.setattr(
-        InterpreterBuilder, "create_dot", lambda self, a, b, d, *rest: d
-    )
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", lambda self, a, b, d, *rest: d)
     with pytest.raises(RuntimeError, match="cannot be interpreted correctly"):
         triton_interpreter.repair()
 

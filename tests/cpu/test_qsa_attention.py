@@ -114,9 +114,7 @@ def test_written_rows_are_read_back(dtype):
     slots = torch.tensor([9, -1, 4])
     impl.do_kv_cache_update(layer, key, value, cache, slots)
     layer.topk_indices_buffer = torch.tensor([[1, 1], [0, 1]], dtype=torch.int32)
-    metadata = SimpleNamespace(
-        num_actual_tokens=2, block_table=torch.tensor([[2], [1]], dtype=torch.int32)
-    )
+    metadata = SimpleNamespace(num_actual_tokens=2, block_table=torch.tensor([[2], [1]], dtype=torch.int32))
     output = torch.full((3, 2, WIDTH), torch.nan).bfloat16()
     impl.forward_qsa(
         layer,

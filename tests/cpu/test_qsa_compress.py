@@ -40,9 +40,7 @@ def test_store_refuses_what_does_not_fit():
 
 
 @pytest.mark.parametrize("with_positions", [True, False])
-@pytest.mark.parametrize(
-    "lengths, queries", [([9, 4, 30], [9, 4, 30]), ([9, 6, 30, 3], [2, 1, 11, 3])]
-)
+@pytest.mark.parametrize("lengths, queries", [([9, 4, 30], [9, 4, 30]), ([9, 6, 30, 3], [2, 1, 11, 3])])
 def test_group_means(lengths, queries, with_positions):
     batch = Batch(lengths, queries, page_size=8)
     rows = sum(queries)
@@ -62,9 +60,7 @@ def test_group_means(lengths, queries, with_positions):
         ring_positions if with_positions else None,
     )
     means, firsts = twin.qsa_compress_groups_with_ratio(keys, *arguments)
-    want_means, want_firsts = kernel.qsa_compress_groups_with_ratio(
-        looking_like_cuda(keys), *arguments
-    )
+    want_means, want_firsts = kernel.qsa_compress_groups_with_ratio(looking_like_cuda(keys), *arguments)
     ends = batch.compressed_slots(8) >= 0
     assert ends.any() and not ends.all()
     torch.testing.assert_close(means[ends], want_means[ends], rtol=2**-7, atol=1e-6)

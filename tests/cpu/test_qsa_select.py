@@ -32,10 +32,7 @@ def brute_force(batch, cache, q, keep):
     chosen = []
     for row, (request, visible) in enumerate(zip(batch.token_to_req, batch.visible)):
         slots = [batch.slot(int(request), g, PAGE) for g in range(int(visible))]
-        scores = [
-            torch.relu(q[row].float() @ cache[s // PAGE, s % PAGE, 0].float()).sum()
-            for s in slots
-        ]
+        scores = [torch.relu(q[row].float() @ cache[s // PAGE, s % PAGE, 0].float()).sum() for s in slots]
         order = sorted(range(len(scores)), key=lambda g: -scores[g])
         chosen.append(set(order[:keep]))
     return chosen
@@ -72,9 +69,7 @@ def test_prefill(keep):
 def test_decode(query_len):
     batch, cache, q = inputs([50, 7, 33], [query_len] * 3)
     out = torch.full((q.shape[0], 4), -7, dtype=torch.int32)
-    twin.qsa_select_paged_decode(
-        q, cache, batch.block_table, batch.visible, 16, RATIO, query_len, out
-    )
+    twin.qsa_select_paged_decode(q, cache, batch.block_table, batch.visible, 16, RATIO, query_len, out)
     check(out, brute_force(batch, cache, q, 4))
 
 
@@ -104,8 +99,6 @@ def test_expansion_equals_the_kernel(keep):
         blocks[row, : len(picked)] = picked.int()
     results = [torch.full((10, keep * RATIO + RATIO), -9).int() for _ in range(2)]
     for module, out in zip((twin, kernel), results):
-        module.expand_qsa_block_indices(
-            blocks, positions, visible, RATIO, keep * RATIO, out
-        )
+        module.expand_qsa_block_indices(blocks, positions, visible, RATIO, keep * RATIO, out)
     assert torch.equal(*results)
     assert results[0][-1, -1] == 0

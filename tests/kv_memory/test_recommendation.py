@@ -121,10 +121,10 @@ def test_large_graphs_leave_a_recommendation_that_can_be_used(worker):
 
 @pytest.fixture
 def other_stages(monkeypatch):
-    """Two more stages, of which the last can give 1,100 MiB less than this one to either limit."""
+    """Two more stages, of which the last can give 1,100 MiB less within requested memory, and 900 MiB less of the GPU."""
 
     def gather(values, own, group):
-        values[:] = [own, (own[0] + 50 * MIB, own[1] + 50 * MIB), (own[0] - 1_100 * MIB, own[1] - 1_100 * MIB)]
+        values[:] = [own, (own[0] + 50 * MIB, own[1] + 50 * MIB), (own[0] - 900 * MIB, own[1] - 1_100 * MIB)]
 
     stages = SimpleNamespace(world_size=3, is_first_rank=True, cpu_group="stages")
     monkeypatch.setattr(stage_kv_memory, "get_pp_group", lambda: stages)
@@ -148,7 +148,7 @@ def test_both_limits_are_those_of_all_stages(worker, other_stages, monkeypatch):
     )
     Worker.determine_available_memory(worker)
     within_requested = recommendation(worker)
-    of_the_gpu = within_requested + FREE - REQUESTED
+    of_the_gpu = FREE - WEIGHTS - ACTIVATIONS - GRAPHS - BUFFER - 900 * MIB
     assert f"--kv-cache-memory={within_requested}`" in said[-1] and f"--kv-cache-memory={of_the_gpu}`" in said[-1]
 
 
