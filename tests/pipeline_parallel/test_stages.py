@@ -35,6 +35,8 @@ def engine_config(pipeline_size: int, hf_config=None, multimodal=None, prefix_ca
             ubatch_size=0,
         ),
         cache_config=SimpleNamespace(enable_prefix_caching=prefix_caching),
+        scheduler_config=SimpleNamespace(scheduler_cls=None),
+        additional_config={},
         speculative_config=None,
     )
 

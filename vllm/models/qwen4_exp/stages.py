@@ -26,6 +26,7 @@ from vllm.models.qwen4_exp.partition import (
     parse_partition,
     suggest,
 )
+from vllm.v1.core.sched.pipeline_options import choose_scheduler
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -114,9 +115,9 @@ def describe(stages: tuple[Stage, ...]) -> str:
 
 
 def check_stages(vllm_config: VllmConfig) -> tuple[Stage, ...]:
-    """Refuse a pipeline that cannot work, and log the one that was chosen.
+    """Refuse a pipeline that cannot work, log the one that was chosen, and give it its scheduler.
 
-    Called while the configuration is built, in every process. Raises as `plan_stages` does.
+    Called while the configuration is built, in every process. Raises as `plan_stages` and `choose_scheduler` do.
     """
     model_config = vllm_config.model_config
     # Without a multimodal config the text-only class is built, which has no vision levels to keep together
@@ -130,6 +131,7 @@ def check_stages(vllm_config: VllmConfig) -> tuple[Stage, ...]:
     )
     if len(stages) > 1:
         logger.info_once("Qwen4Exp pipeline: %s", describe(stages))
+    choose_scheduler(vllm_config)
     return stages
 
 
