@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.faults import table as faults
 from benchmarks.pipeline_model import tables as pipeline
 from benchmarks.record import FOLDER, ROOT, read
 
@@ -40,6 +41,7 @@ def demo_table() -> str:
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"demo figures": demo_table},
     "docs/ampere-multigpu/pipeline.md": pipeline.PAGE,
+    "docs/ampere-multigpu/faults.md": faults.PAGE,
 }
 
 

@@ -46,8 +46,26 @@ def keep(path: Path, row: dict) -> None:
 def write_record(paths: list[Path]) -> int:
     rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     settings = {"checkpoint": "random, 8 layers", "arguments": scene.ARGUMENTS, "stages": rows[0]["stages"]}
-    record.write(OUT, settings, rows, [])
+    record.write(OUT, settings, rows, claims([row for row in rows if row["label"] == "after" and "fault" in row]))
     return 0
+
+
+def claims(rows: list[dict]) -> list[record.Claim]:
+    """What the page promises, of rows that were all measured with the default silence limit."""
+    never = float("inf")
+    ended = [row for row in rows if row["exit_status"] == 1]
+    left = [row for row in rows if row["left_processes"] or row["left_shared_memory"] or row["left_port"]]
+
+    def slowest(hung: bool) -> float:
+        asked = [row for row in rows if row["client"] != "no request" and (row["fault"] == "SIGSTOP") == hung]
+        return max((row["client_s"] if row["client_s"] is not None else never for row in asked), default=0.0)
+
+    return [
+        record.Claim("client hears of a death or a failure", slowest(hung=False), "s", 10.0, "<="),
+        record.Claim("client hears of a hang", slowest(hung=True), "s", 30.0, "<="),
+        record.Claim("servers that end with status 1", len(ended), "cases", len(rows), ">="),
+        record.Claim("cases that leave something", len(left), "cases", 0, "<="),
+    ]
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 FAULTS = ("SIGKILL", "SIGSTOP", "MemoryError")
+#: In place of a stage: the process that schedules for all of them.
+ENGINE = -1
 PHASES = ("load", "warm-up", "idle", "prefill", "decode")
 
 
@@ -18,7 +20,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.fault}-{self.phase}-{self.stage}"
+        return f"{self.fault}-{self.phase}-{'engine' if self.stage == ENGINE else self.stage}"
 
     @property
     def raising_call(self) -> str | None:
@@ -32,7 +34,7 @@ def cases(stages: int) -> list[Case]:
     """Signals to the last stage, which everyone waits for; MemoryError also in the first, whose answers nobody reads.
 
     A warm-up fails in the last stage's sampler, for which the first stage waits.  An idle server executes nothing that
-    could run out of memory.
+    could run out of memory.  The engine's process is struck during decode.
     """
     last = stages - 1
     return [
@@ -44,4 +46,5 @@ def cases(stages: int) -> list[Case]:
         Case("MemoryError", "load", last),
         Case("MemoryError", "warm-up", last),
         *(Case("MemoryError", phase, stage) for phase in ("prefill", "decode") for stage in (0, last)),
+        *(Case(fault, "decode", ENGINE) for fault in ("SIGKILL", "SIGSTOP")),
     ]

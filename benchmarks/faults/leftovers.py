@@ -29,9 +29,17 @@ def title(process: psutil.Process) -> str:
         return "?"
 
 
+def engine(leader: int) -> psutil.Process | None:
+    return _titled(leader, "VLLM::EngineCore")
+
+
 def worker(leader: int, stage: int) -> psutil.Process | None:
     """The process of a stage, once it has named itself (it does so before it loads weights)."""
-    return next((p for p in of_session(leader) if title(p) == f"VLLM::Worker_PP{stage}"), None)
+    return _titled(leader, f"VLLM::Worker_PP{stage}")
+
+
+def _titled(leader: int, name: str) -> psutil.Process | None:
+    return next((process for process in of_session(leader) if title(process) == name), None)
 
 
 def shared_memory(leader: int) -> set[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.faults import leftovers
-from benchmarks.faults.cases import Case
+from benchmarks.faults.cases import ENGINE, Case
 from benchmarks.faults.stream import Stream
 from benchmarks.record import ROOT
 from demo.server import Server, free_port
@@ -98,7 +98,7 @@ def _fault_environment(case: Case, trigger: Path) -> dict[str, str]:
 
 def _bring_into_phase(case: Case, server: Server) -> Stream | None:
     if case.phase in ("load", "warm-up"):
-        _wait_for_stage(server, case.stage)
+        _wait_for_stage(server, max(case.stage, 0))
         return None
     server.wait_until_healthy(READY_LIMIT, lambda seconds, milestone: None)
     if case.phase == "idle":
@@ -129,7 +129,8 @@ def _strike(case: Case, leader: int, trigger: Path) -> None:
     if case.fault == "MemoryError":
         trigger.touch()
     else:
-        leftovers.worker(leader, case.stage).send_signal(getattr(signal, case.fault))
+        struck = leftovers.engine(leader) if case.stage == ENGINE else leftovers.worker(leader, case.stage)
+        struck.send_signal(getattr(signal, case.fault))
 
 
 def _watch(server: Server, stream: Stream | None, struck: float, patience: float) -> Watch:

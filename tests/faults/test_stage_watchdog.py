@@ -112,6 +112,18 @@ def test_a_stopped_process_is_killed():
         process.kill()
 
 
+def test_a_forked_child_watches_anew():
+    """Else it would find itself in its parent's list, whose thread it does not have, and watch nobody."""
+    stage_watchdog._watchdogs[77] = StageWatchdog(77)
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        os.write(writer, b"%d" % len(stage_watchdog._watchdogs))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 10) == b"0"
+    assert stage_watchdog._watchdogs.pop(77)
+
+
 def test_no_limit_no_watching():
     context = multiprocessing.get_context("spawn")
     assert watched(context, 0) == context.Process

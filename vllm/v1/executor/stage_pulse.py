@@ -1,8 +1,8 @@
-"""A worker's sign of life: a clock in shared memory that a thread of the worker keeps winding.
+"""A worker's or an engine's sign of life: a clock in shared memory that a thread of the worker keeps winding.
 
-The thread runs beside whatever the worker does, from before it loads the model.  A worker that waits for a kernel, a
+The thread runs beside whatever the process does, from before the model is loaded.  A worker that waits for a kernel, a
 disk or another stage therefore beats on; one that was stopped, or whose thread of control never lets go of the
-interpreter, falls silent.  stage_watchdog.py reads the clock from the engine's side.
+interpreter, falls silent.  stage_watchdog.py reads the clock from the side of whoever started it.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Any
 
 #: Seconds between two beats.
 INTERVAL = 0.5
-#: Seconds that a worker gets to end in good order when its engine is gone, or after a failure that nobody will read.
+#: Seconds that a process gets to end in good order when whoever started it is gone.
 GRACE = 5.0
 
 
@@ -38,19 +38,19 @@ class Beating:
 
 
 def beat(clock: Any) -> None:
-    """Wind the clock until the engine's process is gone, then see to it that this one does not outlive it.
+    """Wind the clock until the process that started this one is gone, then see to it that this one does not outlive it.
 
     A worker reads the pipe that tells of its engine's death only once the model is loaded, and then only wakes its
-    queues: one that waits for another stage would wait on as an orphan.
+    queues: one that waits for another stage would wait on as an orphan.  An engine has no such pipe.
     """
-    engine = parent_process()
-    assert engine is not None, "a worker is always another process's child"
+    starter = parent_process()
+    assert starter is not None, "workers and engines are always another process's children"
     pid = os.getppid()
     while True:
         clock.value = time.monotonic()
-        # The sentinel also tells of the death of an engine whose child is not ours to wait for (forkserver); the
+        # The sentinel also tells of the death of a starter whose children are another process's (forkserver); the
         # parent's id tells of it where a forked sibling still holds the sentinel's other end.
-        if connection.wait([engine.sentinel], timeout=INTERVAL) or os.getppid() != pid:
+        if connection.wait([starter.sentinel], timeout=INTERVAL) or os.getppid() != pid:
             end_within(GRACE)
             return
 

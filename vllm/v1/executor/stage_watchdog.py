@@ -1,11 +1,12 @@
-"""Ends workers that fell silent, so that a hung stage is found out like a dead one.
+"""Ends processes that fell silent, so that a hung stage is found out like a dead one.
 
 A worker that dies is noticed by its executor within moments, and everything else follows from that: requests end with
 an error, /health turns bad, the server ends.  One that hangs is noticed by nobody while the model loads or while the
 server is idle, and after VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS (five minutes) otherwise.  The watchdog makes of a hang a
-death.
+death.  The engine's process watches the workers, and the server in front of it watches the engine in the same way.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +31,7 @@ STILL = 0.05
 
 
 class Watched:
-    """One worker, and since when it has shown neither a beat nor work."""
+    """One process, a worker or an engine, and since when it has shown neither a beat nor work."""
 
     def __init__(self, process: BaseProcess, clock: Any):
         self.process = process
@@ -69,10 +70,10 @@ class Watched:
 
 
 class StageWatchdog:
-    """Looks at the workers that this process started, on a thread for as long as there are any.
+    """Looks at the workers or engines that this process started, on a thread for as long as there are any.
 
     Args:
-        limit: seconds of silence after which a worker is killed
+        limit: seconds of silence after which a process is killed
     """
 
     def __init__(self, limit: float):
@@ -91,6 +92,8 @@ class StageWatchdog:
             threading.Thread(target=self._run, daemon=True, name="StageWatchdog").start()
 
     def _run(self) -> None:
+        # Sleeping comes first: a process that is forked while this thread starts up would inherit what it holds.
+        time.sleep(PERIOD)
         while self.look(time.monotonic()):
             time.sleep(PERIOD)
 
@@ -105,7 +108,7 @@ class StageWatchdog:
                 worker.forgive()
             if (silence := worker.silence(now)) > self.limit:
                 logger.error(
-                    "Worker %s (pid %d) has shown no sign of life for %.0f s; killing it, which ends the server. "
+                    "%s (pid %d) has shown no sign of life for %.0f s; killing it, which ends the server. "
                     "--watchdog-config.silence_limit sets the seconds; 0 waits for ever.",
                     worker.process.name,
                     worker.process.pid,
@@ -116,10 +119,12 @@ class StageWatchdog:
 
 
 _watchdogs: dict[float, StageWatchdog] = {}
+# A forked child has its parent's watchdogs but not their threads.
+os.register_at_fork(after_in_child=_watchdogs.clear)
 
 
 def watched(context: Any, limit: float) -> Callable[..., BaseProcess]:
-    """What to make worker processes with in place of `context.Process`: takes the same keyword arguments.
+    """What to make workers and engines with in place of `context.Process`: takes the same keyword arguments.
 
     Args:
         context: of multiprocessing
