@@ -22,6 +22,8 @@ TWO_H200 = {1: 200.0, 2: 135.0, 4: 142.0, 8: 126.0}
 TWO_H200_STAGES = Measured(2, {1: 0.9, 2: 1.0}, prefill_ms=1e3 / 77e3 / 2)
 #: Users who press the key together. All but the first arrive during the first prompt's step, so that the draw is moot.
 ARRIVALS_MS = (0.0, 20.0)
+#: Uncached tokens of each prompt: the published rates were taken with "no prefill in flight".
+TAIL = 16
 
 
 def decode_cases(calibration: Calibration) -> Iterator[dict]:
@@ -43,7 +45,7 @@ def decode_cases(calibration: Calibration) -> Iterator[dict]:
 
 def _decode(calibration: Calibration, machine: Machine, users: int, groups: int, host: Overheads = HOST) -> dict:
     serving = replace(machine.serving, scheduler=in_groups(groups))
-    found = results.summary(workloads.decoding(serving, calibration.cost(machine), host, users))
+    found = results.summary(workloads.decoding(serving, calibration.cost(machine), host, users, tail=TAIL))
     return _short(found)
 
 
@@ -57,7 +59,9 @@ def _short(found: dict) -> dict:
 
 
 def _stock(calibration: Calibration, machine: Machine, users: int) -> dict:
-    trace = workloads.decoding(machine.serving, calibration.cost(machine), HOST, users, arrivals_ms=ARRIVALS_MS)
+    trace = workloads.decoding(
+        machine.serving, calibration.cost(machine), HOST, users, tail=TAIL, arrivals_ms=ARRIVALS_MS
+    )
     return _short(results.summary(trace))
 
 
@@ -119,5 +123,5 @@ def partition_cases(calibration: Calibration) -> Iterator[dict]:
         more, left = divmod(48 - last, 5)
         layers = tuple(more + (stage < left) for stage in range(5)) + (last,)
         cost = replace(calibration.cost(SIX), layers=layers)
-        found = results.summary(workloads.decoding(serving, cost, HOST, 7))
+        found = results.summary(workloads.decoding(serving, cost, HOST, 7, tail=TAIL))
         yield {"case": "partition", "machine": SIX.name, "users": 7, "layers": list(layers)} | _short(found)

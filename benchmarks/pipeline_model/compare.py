@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from . import results, workloads
-from .cases import ARRIVALS_MS, HOST
-from .published import SIX, THREE, Calibration, Machine
+from .cases import ARRIVALS_MS, TAIL
+from .configs import UPSTREAM_ASYNC
+from .cost import StageCost
+from .pipeline import Overheads
+from .published import SIX, THREE, Machine
 
 
 def machine_of(stages: int) -> Machine:
@@ -20,27 +23,32 @@ def machine_of(stages: int) -> Machine:
 def situations(machine: Machine) -> dict[str, dict]:
     """Situation -> arguments of its workload; `lengths` marks uncached prompts, `users` those that decode."""
     most = machine.serving.max_num_seqs
-    return {
-        **{f"{users} decode at 250k": {"users": users} for users in range(1, most + 1)},
+    found: dict[str, dict] = {}
+    for users in range(1, most + 1):
+        found[f"{users} at 250k, together"] = {"users": users, "tail": TAIL, "arrivals_ms": ARRIVALS_MS}
+        found[f"{users} at 250k, over a second"] = {"users": users, "tail": TAIL, "arrivals_ms": (0.0, 1000.0)}
+    return found | {
+        f"{most} at 250k, uncached ends": {"users": most, "arrivals_ms": ARRIVALS_MS},
         "3k behind 230k": {"lengths": [230_000, 3_000], "arrivals_ms": [0.0, 1000.0]},
-        "3k behind 230k while 2 decode": {
-            "lengths": [1_500, 1_500, 230_000, 3_000],
-            "arrivals_ms": [0.0, 1.0, 2000.0, 3000.0],
-            "output": 256,
+        "3k behind 230k while one decodes": {
+            "lengths": [1_500, 230_000, 3_000],
+            "arrivals_ms": [0.0, 2000.0, 3000.0],
+            "outputs": [256, 1, 1],
         },
     }
 
 
-def compare(calibration: Calibration, machine: Machine, schedulers: Sequence[str]) -> Iterator[dict]:
-    """A sample for each situation and scheduler."""
-    cost = calibration.cost(machine)
+def compare(
+    cost: StageCost, host: Overheads, machine: Machine, schedulers: Sequence[str], additional: Mapping[str, object]
+) -> Iterator[dict]:
+    """A sample for each situation and scheduler, upstream's first; `additional` is `--additional-config` of the rest."""
     for name, what in situations(machine).items():
-        for scheduler in schedulers:
+        for scheduler in (UPSTREAM_ASYNC, *schedulers):
             serving = replace(machine.serving, scheduler=scheduler)
-            if "users" in what:
-                trace = workloads.decoding(serving, cost, HOST, arrivals_ms=ARRIVALS_MS, **what)
-            else:
-                trace = workloads.prompts(serving, cost, HOST, **what)
+            if scheduler != UPSTREAM_ASYNC:
+                serving = replace(serving, additional=tuple(additional.items()))
+            run = workloads.decoding if "users" in what else workloads.prompts
+            trace = run(serving, cost, host, **what)
             last = list(trace.served.values())[-1]
             yield {"situation": name, "scheduler": scheduler, "last_first_token_s": results.first_token_s(last)} | (
                 results.summary(trace)

@@ -45,6 +45,7 @@ class Serving:
         pool_tokens: tokens that the cache holds; rounded down to blocks.
         asynchronous: a step may be scheduled before the one before it has returned its tokens.
         options: further fields of vLLM's SchedulerConfig, by its names.
+        additional: vLLM's `--additional-config`, by key.
     """
 
     scheduler: str | type = UPSTREAM_ASYNC
@@ -55,6 +56,7 @@ class Serving:
     pool_tokens: int = 4_000_000
     asynchronous: bool = True
     options: tuple[tuple[str, object], ...] = ()
+    additional: tuple[tuple[str, object], ...] = ()
 
     @property
     def depth(self) -> int:
@@ -84,6 +86,7 @@ def vllm_config(serving: Serving) -> VllmConfig:
         if not hasattr(config.scheduler_config, name):
             raise ValueError(f"SchedulerConfig has no field {name!r}")
         setattr(config.scheduler_config, name, value)
+    config.additional_config = dict(serving.additional)
     config.cache_config.block_size = BLOCK
     config.cache_config.mamba_cache_mode = "none"
     config.cache_config.num_gpu_blocks = serving.pool_tokens // BLOCK

@@ -82,10 +82,8 @@ def experts_read(rows: Sequence[Row]) -> float:
 
 
 def selected_bytes(rows: Sequence[Row]) -> float:
-    """Rows of K and V read in all layers. A chunk reads the context once, a decode token its selection."""
-    return model.ROW_BYTES * sum(
-        min(row.context, model.SELECTED_ROWS) if row.tokens == 1 else row.context for row in rows
-    )
+    """Rows of K and V read in all layers: each token's selection, and none of the context twice."""
+    return model.ROW_BYTES * sum(min(row.context, row.tokens * model.SELECTED_ROWS) for row in rows)
 
 
 def operations(rows: Sequence[Row]) -> float:

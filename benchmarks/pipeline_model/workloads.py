@@ -58,13 +58,15 @@ def prompts(
     overheads: Overheads,
     lengths: list[int],
     arrivals_ms: list[float],
-    output: int = 1,
+    outputs: list[int] | None = None,
 ) -> Trace:
-    """Uncached prompts of `lengths`, each at its time; user k asks the k-th."""
+    """Uncached prompts of `lengths`, each at its time; user k asks the k-th and gets so many tokens, one if not said."""
     engine, make = engine_for(serving, cost, overheads), Requests()
     return engine.serve(
         make.make(f"user-{user}", user, length, output, EPOCH + at / 1e3)
-        for user, (length, at) in enumerate(zip(lengths, arrivals_ms, strict=True))
+        for user, (length, at, output) in enumerate(
+            zip(lengths, arrivals_ms, outputs or [1] * len(lengths), strict=True)
+        )
     )
 
 

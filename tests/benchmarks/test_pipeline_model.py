@@ -66,6 +66,16 @@ def test_stock_keeps_users_merged_whose_prompts_end_together():
     assert found["micro_batches"] == pytest.approx(1, abs=0.1)
 
 
+def test_stock_merges_all_who_arrive_while_the_first_is_under_way():
+    """Empty steps fill the queue, and the engine core waits for the first result before it looks at anybody else."""
+    trace = workloads.decoding(
+        serving(3), Measured(3, {1: FLAT}), NOTHING, 4, context=4_000, tail=16, arrivals_ms=(0.1, 10.0), output=64
+    )
+    begin, end = results.window(trace)
+    together = {span.requests for span in trace.gpu if begin <= span.begin < end}
+    assert sorted(map(len, together)) == [1, 3]
+
+
 def test_host_time_makes_merging_better():
     slow = Overheads(host_ms=12.0)
     merged = results.summary(decode(2, 2, slow, scheduler=in_groups(1)))
@@ -113,7 +123,7 @@ def test_a_short_prompt_waits_for_a_long_one_unless_chunks_are_capped():
 def test_preempted_users_finish_too():
     """Two prompts of a block each in a pool of three: one has to give way when both need a second."""
     trace = workloads.prompts(
-        serving(2, pool_tokens=3 * 1568), Measured(2, {1: 1.0}), NOTHING, [1_560, 1_560], [0.0, 0.0], output=20
+        serving(2, pool_tokens=3 * 1568), Measured(2, {1: 1.0}), NOTHING, [1_560, 1_560], [0.0, 0.0], outputs=[20, 20]
     )
     assert [len(served.tokens) for served in trace.served.values()] == [20, 20]
 
@@ -219,3 +229,26 @@ def test_a_pipeline_of_one_micro_batch_by_hand():
     # Its next token is launched at once, and the first stage waits for the sampled one.
     pipeline.dispatch(0.0, {"a": Row(1, 10)}, ["a"])
     assert pipeline.gpu[2].begin == 7.0
+
+
+def test_the_command_compares_any_class(monkeypatch, capsys, tmp_path):
+    """One situation, upstream's class on both sides."""
+    from benchmarks import record
+    from benchmarks.pipeline_model import __main__ as command
+    from benchmarks.pipeline_model import compare
+
+    some = {"2 at 250k, together": compare.situations(compare.machine_of(3))["2 at 250k, together"]}
+    monkeypatch.setattr(compare, "situations", lambda machine: some)
+    out = tmp_path / "pipeline-compare.json"
+    arguments = f"compare --stages 3 --layers 17,17,14 --host-ms 1 --scheduler {UPSTREAM_ASYNC} --out {out}"
+    monkeypatch.setattr("sys.argv", ["pipeline_model", *arguments.split()])
+    command.main()
+    assert capsys.readouterr().out.count("tok/s each") == 2
+    first, second = record.read(out)["samples"]
+    assert first["per_user"] == second["per_user"] > 40
+
+    monkeypatch.setattr("sys.argv", ["pipeline_model", "compare", "--stages", "3", "--layers", "17,17"])
+    with pytest.raises(SystemExit, match="3 numbers that add up to 48"):
+        command.main()
+    with pytest.raises(SystemExit, match="no published machine has 4 stages"):
+        compare.machine_of(4)
