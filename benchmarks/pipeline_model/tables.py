@@ -106,6 +106,19 @@ def partition() -> str:
     return _table(["layers", "tok/s each", "idle, idlest stage", "idle, last stage"], rows)
 
 
+def schedulers() -> str:
+    """Stock against ours; even layers with 3.7 ms of host time, then balanced ones with 2 ms."""
+    found: dict[str, list[str]] = {}
+    for name in ("pipeline-model-schedulers.json", "pipeline-model-schedulers-balanced.json"):
+        for sample in read(FOLDER / name)["samples"]:
+            users = sample["users"] > 1 and sample["situation"].split()[0] == str(sample["users"])
+            shown = f"{sample['per_user']:.1f}" if users else f"{sample['last_first_token_s']:.1f} s"
+            found.setdefault(sample["situation"], []).append(shown)
+    heads = ["", "stock", "ours", "stock, balanced, 2 ms", "ours, balanced, 2 ms"]
+    rows = [[situation, *cells] for situation, cells in found.items() if not situation.startswith("1 at")]
+    return _table(heads, rows)
+
+
 PAGE: dict[str, Callable[[], str]] = {
     "model parameters": parameters,
     "decode with own bytes": lambda: decode(True),
@@ -114,4 +127,5 @@ PAGE: dict[str, Callable[[], str]] = {
     "two H200": h200,
     "host time and micro-batches": host,
     "layers of the last stage": partition,
+    "schedulers side by side": schedulers,
 }
