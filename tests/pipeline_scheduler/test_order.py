@@ -108,20 +108,41 @@ def test_decoding_goes_on_beside_a_long_prompt(pipeline, asynchronous):
 
 
 @MODES
-def test_decoding_that_never_pauses_does_not_stop_a_prompt_of_whole_blocks(pipeline, asynchronous):
-    """Block and budget alike: beside one decoding user there is never room for a block, and upstream waits for it."""
-    chosen = setup(asynchronous, states=True, block=BUDGET, blocks=200)
+def test_decoding_in_every_micro_batch_does_not_stop_a_prompt_of_whole_blocks(pipeline, asynchronous):
+    """Block and budget alike: beside a decoding user there is never room for a whole block."""
+    made = pipeline(setup(asynchronous, states=True, block=BUDGET, blocks=200))
+    for number in range(STAGES):
+        made.add(f"user-{number}", 8, 300, seed=number)
+    made.run(12)
+    made.add("prompt", 500, 1, seed=9, arrival=1.0)
+    made.run()
+    assert made.first_token["prompt"] < 60
 
-    def micro_batches(scheduler) -> int:
-        made = pipeline(chosen, scheduler)
-        for number in range(3):
-            made.add(f"user-{number}", 8, 300, seed=number)
-        made.run(12)
-        made.add("prompt", 500, 1, seed=9, arrival=1.0)
-        made.run()
-        return made.first_token["prompt"]
 
-    assert micro_batches(None) < 60
+@MODES
+def test_a_long_chat_whose_past_is_cached_is_a_short_prompt(pipeline, asynchronous):
+    made = pipeline(setup(asynchronous, states=True, blocks=1500))
+    made.add("past", 2000, 1, seed=3)
+    made.run()
+    made.add("long", 3500, 1, seed=4, arrival=1.0)
+    made.run(6)
+    sent = len(made.batches)
+    # The same tokens and 100 more, which is too much beside the long one if the past were to be computed again.
+    made.add("next", 2100, 1, seed=3, arrival=2.0)
+    made.run()
+    assert made.first_token["next"] - sent <= math.ceil(116 / (BUDGET / 2)) + STAGES + 2
+
+
+@MODES
+def test_a_request_that_finds_no_blocks_does_not_slow_down_the_one_that_has_some(pipeline, asynchronous):
+    # The pool holds the long prompt and little else, so the short one cannot start before it ends.
+    made = pipeline(setup(asynchronous, blocks=130))
+    made.add("long", 1900, 60, seed=1)
+    made.run(4)
+    made.add("short", 300, 1, seed=2, arrival=1.0)
+    made.run()
+    # A share is set aside for it once a round.
+    assert made.first_token["long"] <= 1900 / BUDGET * 1.25 + STAGES + 2
 
 
 @MODES
