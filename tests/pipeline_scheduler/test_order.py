@@ -134,15 +134,14 @@ def test_a_long_chat_whose_past_is_cached_is_a_short_prompt(pipeline, asynchrono
 
 
 @MODES
-def test_a_request_that_finds_no_blocks_does_not_slow_down_the_one_that_has_some(pipeline, asynchronous):
-    # The pool holds the long prompt and little else, so the short one cannot start before it ends.
-    made = pipeline(setup(asynchronous, blocks=130))
-    made.add("long", 1900, 60, seed=1)
-    made.run(4)
-    made.add("short", 300, 1, seed=2, arrival=1.0)
+def test_a_request_that_finds_no_blocks_does_not_stop_the_one_that_holds_them(pipeline, asynchronous):
+    made = pipeline(setup(asynchronous, blocks=130, policy="priority"))
+    made.add("low", 1200, 4, seed=1, priority=1)
+    made.run(12)
+    # First in line for every token, and too long for the blocks that are left until "low" ends.
+    made.add("high", 1500, 1, seed=2, priority=0, arrival=1.0)
     made.run()
-    # A share is set aside for it once a round.
-    assert made.first_token["long"] <= 1900 / BUDGET * 1.25 + STAGES + 2
+    assert made.first_token["low"] <= 1200 / BUDGET * 1.5 + STAGES + 2
 
 
 @MODES

@@ -15,6 +15,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 from vllm.v1.core.sched import pipeline_options
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.decode_spread import DecodeSpread
@@ -50,7 +51,9 @@ class PipelineScheduler(Scheduler):
     def __init__(self, vllm_config: VllmConfig, *args, **kwargs) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         self.options = pipeline_options.parse(vllm_config.additional_config)
-        self.spread = DecodeSpread(self.parallel_config.pipeline_parallel_size, self.options.min_decode_batch)
+        unset = self.max_num_running_reqs if current_platform.is_cpu() else 1
+        min_batch = unset if self.options.min_decode_batch is None else self.options.min_decode_batch
+        self.spread = DecodeSpread(self.parallel_config.pipeline_parallel_size, min_batch)
         #: Tokens of a prompt that this micro-batch may take, by request id; without an entry, as many as fit.
         self._shares: dict[str, int] = {}
         #: Tokens of shares that could not be used, because a chunk has to end where a state is kept.
@@ -64,7 +67,7 @@ class PipelineScheduler(Scheduler):
         running = len(self.running)
         output = super().schedule(throttle_prefills)
         self._shares = {}
-        # Setting tokens aside for a request that cannot start slows down those that can, so wait a round.
+        # Tokens set aside for a request that finds no blocks stop the very one whose end would free some, so wait a round.
         admitted = len(output.scheduled_new_reqs) + len(output.scheduled_cached_reqs.resumed_req_ids)
         if queued and not admitted and len(self.running) >= running:
             self._queue_stuck = self.spread.stages

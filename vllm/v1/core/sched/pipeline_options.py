@@ -50,14 +50,16 @@ class PipelineOptions:
     #: Decoding requests that a micro-batch must hold before another one is used: 4 users on 3 stages are 2+1+1
     #: with 1, 2+2 with 2 and one batch with 4.  More than 1 pays where the host's time for a micro-batch exceeds
     #: the time a stage computes on it.
-    min_decode_batch: int = 1
+    #: Unset, it is 1 on GPUs; on a CPU, where stages share cores and more micro-batches are more work for the same
+    #: cores (measured: docs/ampere-multigpu/benches/pipeline-cpu-scheduler.json), all decode in one.
+    min_decode_batch: int | None = None
     #: Part of a micro-batch's prefill tokens that the prompt first in line keeps while much shorter ones wait; the
     #: others get the rest, the shortest first.  1 is first come, first served whatever the lengths.
     long_prefill_share: float = 0.5
 
     def __post_init__(self) -> None:
         batch, share = self.min_decode_batch, self.long_prefill_share
-        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
             raise PipelineOptionOutOfRange(f"{KEY}.min_decode_batch={batch!r}, expected a whole number of 1 or more")
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise PipelineOptionOutOfRange(
@@ -97,7 +99,7 @@ def choose_scheduler(vllm_config: VllmConfig) -> None:
     if config.scheduler_cls is None and stages > 1:
         config.scheduler_cls = SCHEDULER
         logger.info_once(
-            "Decoding is spread over the micro-batches of %d stages (%s). For upstream's scheduler: "
+            "Micro-batches of %d stages are filled by the pipeline scheduler (%s). For upstream's scheduler: "
             "--scheduler-cls vllm.v1.core.sched.scheduler.Scheduler, with async scheduling "
             "vllm.v1.core.sched.async_scheduler.AsyncScheduler",
             stages,
