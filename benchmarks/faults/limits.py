@@ -5,18 +5,20 @@ All but the pools that are too small share one server.
 
 import http.client
 import re
+import signal
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.faults import scene
+from benchmarks.faults import leftovers, scene
 from benchmarks.faults.stream import Stream
 from demo.server import Server, ServerFailed
 
-SEATS = 8
-QUEUE = 4
+#: of requests that wait or run
+LIMIT = 4
+BURST = 24
 #: Seconds within which blocks must be free again after a client went away.
 FREED_WITHIN = 30.0
 #: Pools that cannot hold one request of 2048 tokens.
@@ -29,15 +31,17 @@ SMALL_POOLS = {
 def play(checkpoint: Path, stages: int, env: dict[str, str]) -> Iterator[dict]:
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "serve.log"
-        with scene.start(checkpoint, stages, log, env, ["--max-num-queued-reqs", str(QUEUE)]) as server:
+        with scene.start(checkpoint, stages, log, env, ["--max-num-queued-reqs", str(LIMIT)]) as server:
             server.wait_until_healthy(scene.READY_LIMIT, lambda seconds, milestone: None)
             yield _disconnect(server, "decode", scene.PROMPT[:40], tokens=5)
             yield _disconnect(server, "prefill", scene.PROMPT, tokens=0)
             yield _too_long(server)
             yield _overload(server)
             yield _recovered(server)
+            yield _asked_to_stop(server)
         for name, arguments in SMALL_POOLS.items():
             yield _small_pool(checkpoint, stages, log, env, name, arguments)
+        yield server_killed(checkpoint, stages, log, env)
 
 
 def _ask(server: Server, prompt: list[int], length: int) -> Stream:
@@ -62,11 +66,13 @@ def _too_long(server: Server) -> dict:
 
 
 def _overload(server: Server) -> dict:
-    streams = [_ask(server, scene.PROMPT[:60], 40) for _ in range(3 * SEATS)]
+    streams = [_ask(server, scene.PROMPT[:60], 40) for _ in range(BURST)]
     for stream in streams:
         stream.ended.wait(300)
     ends = [stream.end if stream.end != "http" else stream.detail[:3] for stream in streams]
-    return {"limit": "overload", "sent": len(streams), "ends": {end: ends.count(end) for end in sorted(set(ends))}}
+    said = sorted({stream.detail[:200] for stream in streams if stream.end in ("http", "error")})
+    counts = {end: ends.count(end) for end in sorted(set(ends))}
+    return {"limit": f"overload (--max-num-queued-reqs {LIMIT})", "sent": len(streams), "ends": counts, "said": said}
 
 
 def _recovered(server: Server) -> dict:
@@ -74,6 +80,15 @@ def _recovered(server: Server) -> dict:
     stream = _ask(server, scene.PROMPT[:40], 20)
     stream.ended.wait(60)
     return {"limit": "after the overload", "freed_s": seconds, "answer": f"{stream.end}: {stream.detail}"}
+
+
+def _asked_to_stop(server: Server) -> dict:
+    """SIGTERM with nobody in flight."""
+    assert server.process is not None
+    start = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    status = server.process.wait(60)
+    return {"limit": "SIGTERM", "answer": f"status {status} after {time.monotonic() - start:.1f} s"}
 
 
 def _small_pool(checkpoint: Path, stages: int, log: Path, env: dict, name: str, arguments: list[str]) -> dict:
@@ -89,6 +104,26 @@ def _small_pool(checkpoint: Path, stages: int, log: Path, env: dict, name: str, 
         state = load(server)
         answer = f"{stream.end}: {stream.detail}"[:400] if ended else f"nothing in 60 s, {stream.tokens} tokens"
         return {"limit": name, "answer": answer, "preemptions": state["preempted"]}
+
+
+def server_killed(checkpoint: Path, stages: int, log: Path, env: dict) -> dict:
+    """What is left when the process that clients talk to is gone without having asked anyone to end."""
+    with scene.start(checkpoint, stages, log, env) as server:
+        assert server.process is not None
+        server.wait_until_healthy(scene.READY_LIMIT, lambda seconds, milestone: None)
+        leader = server.process.pid
+        names = leftovers.shared_memory(leader)
+        server.process.kill()
+        server.process.wait()
+        start = time.monotonic()
+        while (left := leftovers.of_session(leader)) and time.monotonic() - start < 30:
+            time.sleep(0.2)
+        seconds = time.monotonic() - start
+        gone = "" if left else f"engine and workers gone after {seconds:.1f} s, "
+        there = leftovers.still_there(names)
+        leftovers.remove(leader, names)
+    left_names = f"{len(there)} names in /dev/shm left" if there else "no names in /dev/shm left"
+    return {"limit": "SIGKILL of the API server", "answer": (gone or f"{len(left)} processes left, ") + left_names}
 
 
 METRICS = {

@@ -2,10 +2,12 @@
 
 import os
 import signal
+import subprocess
 import tempfile
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +61,8 @@ def play(
             _strike(case, leader, trigger)
             if case.phase == "idle":
                 # A server that did not notice says so to the next client at the latest.
-                time.sleep(min(10.0, patience / 2))
+                with suppress(subprocess.TimeoutExpired):
+                    server.process.wait(min(10.0, patience / 2))
                 stream = None if server.process.poll() is not None else _ask(server, PROMPT[:40])
             watch = _watch(server, stream, struck, patience)
             if os.environ.get("FAULT_LOG"):

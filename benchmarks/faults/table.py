@@ -92,7 +92,7 @@ def _happened(row: dict) -> str:
             f"{share}; all free after {row['freed_s']:.1f} s" if row["freed_s"] is not None else f"{share}; NOT freed"
         )
     if "ends" in row:
-        words = {"done": "answered", "503": "refused with 503", "429": "refused with 429"}
+        words = {"done": "answered", "503": "refused with 503", "error": "an error inside the stream, after status 200"}
         return f"of {row['sent']}: " + ", ".join(f"{count} {words.get(end, end)}" for end, count in row["ends"].items())
     return row["answer"].replace("|", "/").replace("\n", " ")
 
