@@ -8,6 +8,7 @@ import pytest
 
 from vllm.v1.core.sched import pipeline as pipeline_module
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.decode_batches import FixedBatches, MeasuredBatches
 from vllm.v1.core.sched.pipeline import AsyncPipelineScheduler, PipelineScheduler
 from vllm.v1.core.sched.pipeline_options import (
     KEY,
@@ -70,15 +71,18 @@ def test_options_reach_the_scheduler(pipeline):
     options = {"min_decode_batch": 2, "long_prefill_share": 0.25}
     assert pipeline(Setup(options=options)).scheduler.options == PipelineOptions(2, 0.25)
     assert pipeline(Setup()).scheduler.options == PipelineOptions(1, 0.5)
+    assert pipeline(Setup()).scheduler.spread.batches.min_batch == 1
+    measured = pipeline(Setup(options={"min_decode_batch": "measured"})).scheduler
+    assert isinstance(measured.spread.batches, MeasuredBatches)
 
 
-@pytest.mark.parametrize("cpu, expected", [(True, 8), (False, 1)])
-def test_unset_users_are_spread_on_gpus_and_stay_together_on_a_cpu(pipeline, monkeypatch, cpu, expected):
+@pytest.mark.parametrize("cpu, expected", [(True, FixedBatches(3, 8)), (False, MeasuredBatches)])
+def test_unset_rounds_are_measured_on_gpus_and_users_stay_together_on_a_cpu(pipeline, monkeypatch, cpu, expected):
     monkeypatch.setattr(type(pipeline_module.current_platform), "is_cpu", lambda self: cpu)
     made = pipeline(Setup())
     made.scheduler.vllm_config.additional_config.clear()
     again = PipelineScheduler(made.scheduler.vllm_config, made.scheduler.kv_cache_config, None, block_size=16)
-    assert again.spread.min_batch == expected
+    assert vars(again.spread.batches) == vars(expected) if cpu else type(again.spread.batches) is expected
 
 
 def test_other_keys_of_the_additional_configuration_are_not_ours():
@@ -99,7 +103,7 @@ def test_an_unknown_option_is_refused_with_the_known_ones():
 
 @pytest.mark.parametrize(
     "option, value",
-    [("min_decode_batch", v) for v in (0, -1, 1.5, True, "2")]
+    [("min_decode_batch", v) for v in (0, -1, 1.5, True, "2", "fastest")]
     + [("long_prefill_share", v) for v in (0, -0.5, 1.01, float("nan"), True, "0.5", None)],
 )
 def test_a_value_out_of_range_is_refused(option, value):

@@ -166,25 +166,25 @@ def test_merging_keeps_decoding_in_fewer_micro_batches(pipeline):
 
 
 @pytest.mark.parametrize(
-    "decoding, in_flight, min_batch, expected",
+    "decoding, in_flight, batches, expected",
     [
-        (6, [0, 0], 1, 2),
-        (4, [0, 0], 1, 2),
-        (4, [2, 0], 1, 1),
-        (4, [2, 2], 1, 1),
+        (6, [0, 0], 3, 2),
+        (4, [0, 0], 3, 2),
+        (4, [2, 0], 3, 1),
+        (4, [2, 1], 3, 1),
         (1, [0, 0], 1, 1),
-        (2, [1, 0], 1, 1),
+        (2, [1, 0], 2, 1),
         (4, [0, 0], 2, 2),
         (4, [2, 0], 2, 2),
         (5, [2, 0], 2, 3),
         (4, [2, 2], 2, 0),
-        (4, [1, 1], 9, 0),
-        (4, [0, 0], 9, 4),
+        (4, [1, 1], 1, 0),
+        (4, [0, 0], 1, 4),
         (0, [0, 0], 1, 0),
     ],
 )
-def test_quota(decoding, in_flight, min_batch, expected):
-    assert quota(decoding, in_flight, 3, min_batch) == expected
+def test_quota(decoding, in_flight, batches, expected):
+    assert quota(decoding, in_flight, batches) == expected
 
 
 def shares(*prefills: Prefill, budget: int = 100, seats: int = 9, share: float = 0.5, chunk: int = 100) -> list[int]:

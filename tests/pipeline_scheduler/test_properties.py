@@ -54,7 +54,7 @@ setups = st.builds(
     policy=st.sampled_from(["fcfs", "priority"]),
     options=st.builds(
         lambda batch, share: {"min_decode_batch": batch, "long_prefill_share": share},
-        st.sampled_from([1, 1, 2, 5]),
+        st.sampled_from([1, 1, 2, 5, "measured", "measured"]),
         st.sampled_from([0.1, 0.5, 1]),
     ),
 )
@@ -175,3 +175,24 @@ def test_decoding_becomes_even_and_gives_everybody_one_token_a_round(pipeline, s
         sizes = sorted(map(len, last))
         assert sizes[-1] - sizes[0] <= 1, sizes
         assert sorted(name for batch in last for name in batch) == sorted(window[-1])
+
+
+@run
+@given(setup=setups, requests=arrivals(300))
+def test_who_is_kept_back_to_join_others_waits_for_two_rounds_at_most(pipeline, setup, requests):
+    made = pipeline(Setup(**(vars(setup) | {"options": {"min_decode_batch": "measured"}, "budget": 64})))
+    scheduler = made.scheduler
+    schedule = scheduler.schedule
+    waited: dict[str, int] = {}
+
+    def watched(*args):
+        ready = {request.request_id for request in scheduler.running if not request.is_prefill_chunk}
+        ready = {name for name in ready if scheduler._can_decode(scheduler.requests[name])}
+        output = schedule(*args)
+        for name in ready:
+            waited[name] = 0 if name in output.num_scheduled_tokens else waited.get(name, 0) + 1
+            assert waited[name] <= 2 * setup.stages
+        return output
+
+    scheduler.schedule = watched
+    play(made, requests)

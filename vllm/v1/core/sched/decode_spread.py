@@ -4,9 +4,9 @@ A request that decodes is in one micro-batch at a time: its next token needs the
 micro-batches are on their way, and a stage computes on one of them.  Taking every request that could go, as upstream
 does, keeps together those whose prompts ended together: all users sit in one micro-batch, and P-1 stages wait.
 
-Here a micro-batch takes its part of all decoding requests and leaves the others to the next ones.  What is left waits
-for P-1 micro-batches at most; from then on, as many come back as may go, and nobody waits until a request comes or
-goes.
+Here a micro-batch takes its part of all decoding requests and leaves the others to the next ones; how many parts there
+are is decided in decode_batches.py.  What is left waits for P-1 micro-batches at most; from then on, as many come back
+as may go, and nobody waits until a request comes or goes.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Sequence
 
+from vllm.v1.core.sched.decode_batches import FixedBatches, MeasuredBatches
 
-def quota(decoding: int, in_flight: Sequence[int], stages: int, min_batch: int) -> int:
+
+def quota(decoding: int, in_flight: Sequence[int], batches: int) -> int:
     """Decoding requests that the next micro-batch may take.
 
     Args:
         decoding: requests that decode, on their way or not
-        in_flight: of these, those in each of the last `stages - 1` micro-batches
-        stages: micro-batches that are on their way at once
-        min_batch: requests that a micro-batch must hold before another one is used
+        in_flight: of these, those in each of the last micro-batches, which are still on their way
+        batches: micro-batches that decoding requests are spread over
 
-    With `min_batch` 1 it is at least 1 whenever a decoding request is on no micro-batch: at most `decoding - 1`
-    others can then hold one.  Above 1 it is 0 while as many micro-batches are in use as shall be.
+    It is 0 while as many micro-batches are in use as shall be.  Otherwise it is at least 1 if there is a request.
     """
-    batches = max(1, min(stages, decoding // min_batch))
     if sum(number > 0 for number in in_flight) >= batches:
         return 0
     smaller, larger = divmod(decoding, batches)
@@ -37,9 +36,9 @@ def quota(decoding: int, in_flight: Sequence[int], stages: int, min_batch: int) 
 class DecodeSpread:
     """Remembers which requests the micro-batches on their way will return a token for."""
 
-    def __init__(self, stages: int, min_batch: int) -> None:
+    def __init__(self, stages: int, batches: FixedBatches | MeasuredBatches) -> None:
         self.stages = stages
-        self.min_batch = min_batch
+        self.batches = batches
         self._in_flight: deque[tuple[str, ...]] = deque(maxlen=stages - 1)
         self._micro_batch = 0
         #: Request id to the number of the micro-batch it last decoded in.
@@ -49,7 +48,7 @@ class DecodeSpread:
         """See the function above; `number` is the size of `decoding`, ids of every request that decodes."""
         # Requests that ended since do not count: their place in a micro-batch is free when it comes round.
         in_flight = [sum(request_id in decoding for request_id in batch) for batch in self._in_flight]
-        return quota(number, in_flight, self.stages, self.min_batch)
+        return quota(number, in_flight, self.batches.choose(number))
 
     def last(self, request_id: str) -> int:
         """Number of the micro-batch in which the request last decoded; -1 before the first."""

@@ -1,7 +1,7 @@
 """The scheduler for pipelines: `--scheduler-cls vllm.v1.core.sched.pipeline.PipelineScheduler`.
 
 Upstream's scheduler with two decisions made before it fills a micro-batch: which of the requests that could decode
-stay behind for the next ones (decode_spread.py), and how many tokens each prompt may take of what decoding leaves
+stay behind for the next ones (decode_spread.py, decode_batches.py), and how many tokens each prompt may take of what decoding leaves
 (prefill_shares.py).  Admission, blocks, preemption, priorities, speculation and caches remain upstream's.
 
 Both decisions reach upstream's loop through what it asks for each request anyway.  `next_decode_eligible_step`, which
@@ -18,8 +18,10 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.core.sched import pipeline_options
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.decode_batches import FixedBatches, MeasuredBatches
 from vllm.v1.core.sched.decode_spread import DecodeSpread
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.pipeline_options import MEASURED
 from vllm.v1.core.sched.prefill_shares import Prefill, divide
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -28,6 +30,8 @@ from vllm.v1.request import RequestStatus
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 
 logger = init_logger(__name__)
@@ -51,15 +55,21 @@ class PipelineScheduler(Scheduler):
     def __init__(self, vllm_config: VllmConfig, *args, **kwargs) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         self.options = pipeline_options.parse(vllm_config.additional_config)
-        unset = self.max_num_running_reqs if current_platform.is_cpu() else 1
-        min_batch = unset if self.options.min_decode_batch is None else self.options.min_decode_batch
-        self.spread = DecodeSpread(self.parallel_config.pipeline_parallel_size, min_batch)
+        self.spread = self._spread(self.parallel_config.pipeline_parallel_size)
         #: Tokens of a prompt that this micro-batch may take, by request id; without an entry, as many as fit.
         self._shares: dict[str, int] = {}
         #: Tokens of shares that could not be used, because a chunk has to end where a state is kept.
         self._spare = 0
         #: Steps for which nothing is set aside for the queue, because its first request found no blocks.
         self._queue_stuck = 0
+
+    def _spread(self, stages: int) -> DecodeSpread:
+        min_batch = self.options.min_decode_batch
+        if min_batch is None:
+            # Stages that share cores have nothing to gain, and a trial would cost rate (pipeline-cpu-scheduler.json).
+            min_batch = self.max_num_running_reqs if current_platform.is_cpu() else MEASURED
+        batches = MeasuredBatches(stages) if min_batch == MEASURED else FixedBatches(stages, min_batch)
+        return DecodeSpread(stages, batches)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         reserved = self._choose_decodes()
@@ -76,6 +86,14 @@ class PipelineScheduler(Scheduler):
         self.spread.sent([name for name in output.num_scheduled_tokens if not self.requests[name].is_prefill_chunk])
         self.spread.forget(output.finished_req_ids)
         return output
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        scheduled, drafts = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_spec_decode_tokens
+        chunks = any(tokens > 1 + len(drafts.get(name, ())) for name, tokens in scheduled.items())
+        self.spread.batches.returned(len(scheduled), quiet=not chunks)
+        return super().update_from_output(scheduler_output, model_runner_output)
 
     def _choose_decodes(self) -> list[int]:
         """Keep back what exceeds this micro-batch's part; the tokens that each of the others will take."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.logger import init_logger
 
@@ -20,6 +20,8 @@ logger = init_logger(__name__)
 
 #: The key below `--additional-config`.
 KEY = "pipeline_scheduler"
+#: The value of `min_decode_batch` that leaves the choice to measured times.
+MEASURED = "measured"
 SCHEDULER = "vllm.v1.core.sched.pipeline.PipelineScheduler"
 
 
@@ -47,20 +49,23 @@ class PipelineOptions:
         PipelineOptionOutOfRange: by name, value and range.
     """
 
-    #: Decoding requests that a micro-batch must hold before another one is used: 4 users on 3 stages are 2+1+1
-    #: with 1, 2+2 with 2 and one batch with 4.  More than 1 pays where the host's time for a micro-batch exceeds
-    #: the time a stage computes on it.
-    #: Unset, it is 1 on GPUs; on a CPU, where stages share cores and more micro-batches are more work for the same
-    #: cores (measured: docs/ampere-multigpu/benches/pipeline-cpu-scheduler.json), all decode in one.
-    min_decode_batch: int | None = None
+    #: Decoding requests that a micro-batch must hold before another one is used: 4 users on 3 stages are 2+1+1 with
+    #: 1, 2+2 with 2 and one batch with 4.  "measured" times rounds and keeps the fastest arrangement: more micro-batches
+    #: keep more stages busy, and each costs the host its time.
+    #: Unset, it is "measured" on GPUs; on a CPU, where stages share cores and more micro-batches are more work for the
+    #: same cores (measured: docs/ampere-multigpu/benches/pipeline-cpu-scheduler.json), all decode in one.
+    min_decode_batch: int | Literal["measured"] | None = None
     #: Part of a micro-batch's prefill tokens that the prompt first in line keeps while much shorter ones wait; the
     #: others get the rest, the shortest first.  1 is first come, first served whatever the lengths.
     long_prefill_share: float = 0.5
 
     def __post_init__(self) -> None:
         batch, share = self.min_decode_batch, self.long_prefill_share
-        if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
-            raise PipelineOptionOutOfRange(f"{KEY}.min_decode_batch={batch!r}, expected a whole number of 1 or more")
+        counted = isinstance(batch, int) and not isinstance(batch, bool) and batch >= 1
+        if batch is not None and batch != MEASURED and not counted:
+            raise PipelineOptionOutOfRange(
+                f'{KEY}.min_decode_batch={batch!r}, expected a whole number of 1 or more, or "{MEASURED}"'
+            )
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise PipelineOptionOutOfRange(
                 f"{KEY}.long_prefill_share={share!r}, expected a number above 0 and up to 1 (1 leaves nothing to others)"
