@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vllm.ampere.sampling import EXAMPLE
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-EXAMPLE = """--override-generation-config '{"temperature": 0.7, "top_p": 0.8, "top_k": 20}'"""
+OPTION = f"--override-generation-config '{{{EXAMPLE}}}'"
 
 
 def warn_of_neutral_sampling(model_config: ModelConfig) -> None:
@@ -29,5 +30,5 @@ def warn_of_neutral_sampling(model_config: ModelConfig) -> None:
         "vocabulary at temperature 1. Give the values of the model's card, as in %s, or accept this with "
         "--generation-config vllm.",
         model_config.model if source == "auto" else source,
-        EXAMPLE,
+        OPTION,
     )

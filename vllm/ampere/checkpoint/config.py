@@ -1,0 +1,157 @@
+"""The text config: the keys that shapes follow from, wherever they stand, with transformers' defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.ampere.checkpoint.documents import CONFIG
+from vllm.ampere.checkpoint.errors import AnotherModel, ConfigKeyMissing, ConfigValueUnusable
+
+MULTIMODAL, TEXT = "qwen4_exp", "qwen4_exp_text"
+#: names of the model before its release; the rest of such a config is the same
+OLD_TYPES = {"qwen3_8_flash_next": MULTIMODAL, "qwen3_8_flash_next_text": TEXT}
+OLD_CLASSES = {
+    "Qwen3_8FlashNextForCausalLM": "Qwen4ExpForCausalLM",
+    "Qwen3_8FlashNextForConditionalGeneration": "Qwen4ExpForConditionalGeneration",
+}
+
+_REQUIRED = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_experts",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+)
+#: what a config that leaves the key out means
+_DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "num_experts_per_tok": 10,
+    "linear_num_value_heads": 32,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "hc_count": 4,
+    "hc_lowrank": 320,
+    "ple_conv_kernel_size": 4,
+    "ngram_size": 3,
+    "heads_per_ngram": 8,
+    "ngram_vocab_size_base": 20_000_000,
+    "make_ngram_vocab_size_divisible_by": 128,
+    "split_ngram_parts": 512,
+    "indexer_n_heads": 0,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 0,
+}
+#: further keys of the text config; in a multimodal config they are read from there only
+_OTHERS = (
+    "full_attention_interval",
+    "layer_types",
+    "ple_layer_ids",
+    "ple_embed_dim",
+    "ple_embedding_dtype",
+    "indexer_budget",
+    "indexer_compress_ratio",
+    "output_gate_type",
+    "rope_parameters",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "mamba_ssm_dtype",
+    "eos_token_id",
+)
+TEXT_KEYS = frozenset((*_REQUIRED, *_DEFAULTS, *_OTHERS))
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """The numbers that shapes follow from; attributes are named as in the config."""
+
+    values: dict[str, Any]
+    layer_types: tuple[str, ...]
+    #: one-based, as in the config
+    ple_layer_ids: tuple[int, ...]
+    tie_word_embeddings: bool
+    vision: bool
+    mtp_layers: int
+    #: text keys that stand at the top of a multimodal config only, or there with another value
+    misplaced: tuple[str, ...] = field(default=())
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["values"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def text_config(config: dict[str, Any]) -> TextConfig:
+    """Read the text part of a config.json, of either form.
+
+    Raises:
+        AnotherModel, ConfigKeyMissing, ConfigValueUnusable
+    """
+    model_type = OLD_TYPES.get(config.get("model_type"), config.get("model_type"))
+    if model_type not in (MULTIMODAL, TEXT):
+        raise AnotherModel(
+            f"{CONFIG}, model_type", f"{MULTIMODAL} or {TEXT}", repr(model_type) if model_type else "no such key"
+        )
+    nested = config.get("text_config")
+    if nested is not None and not isinstance(nested, dict):
+        raise ConfigValueUnusable(f"{CONFIG}, text_config", "an object", repr(nested))
+    text = config if nested is None else nested
+    misplaced: list[str] = []
+    if nested is not None:
+        misplaced = sorted(key for key in TEXT_KEYS & config.keys() if config[key] != nested.get(key, _ABSENT))
+        # What a server would not see is read from where it stands, so that one slip is one finding.
+        text = {key: config[key] for key in misplaced if key not in nested} | nested
+    return _build(text, config, model_type, tuple(misplaced))
+
+
+_ABSENT = object()
+
+
+def _build(text: dict[str, Any], config: dict[str, Any], model_type: str, misplaced: tuple[str, ...]) -> TextConfig:
+    place = CONFIG if text is config else f"{CONFIG}, text_config"
+    values: dict[str, Any] = {}
+    for key in _REQUIRED:
+        if text.get(key) is None:
+            raise ConfigKeyMissing(f"{place}, {key}", "a number", "no such key")
+    for key in (*_REQUIRED, *_DEFAULTS):
+        value = text.get(key)
+        value = _DEFAULTS.get(key) if value is None else value
+        least = 0 if key.startswith("indexer_") else 1
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigValueUnusable(f"{place}, {key}", f"a whole number of at least {least}", repr(value))
+        values[key] = value
+    values["ple_embed_dim"] = text.get("ple_embed_dim") or values["hidden_size"]
+    heads = (values["ngram_size"] - 1) * values["heads_per_ngram"]
+    if heads < 1 or values["ple_embed_dim"] % heads:
+        raise ConfigValueUnusable(f"{place}, ple_embed_dim", f"a multiple of {heads} heads", values["ple_embed_dim"])
+    values["ngram_heads"] = heads
+    layers = values["num_hidden_layers"]
+    types = text.get("layer_types")
+    if types is None:
+        interval = text.get("full_attention_interval") or 4
+        types = ["full_attention" if (n + 1) % interval == 0 else "linear_attention" for n in range(layers)]
+    if not isinstance(types, list) or len(types) != layers:
+        raise ConfigValueUnusable(f"{place}, layer_types", f"{layers} names (num_hidden_layers)", _length(types))
+    ids = text.get("ple_layer_ids") or []
+    if not isinstance(ids, list) or not all(isinstance(n, int) and 1 <= n <= layers for n in ids):
+        raise ConfigValueUnusable(f"{place}, ple_layer_ids", f"numbers from 1 to {layers}", repr(ids))
+    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
+    return TextConfig(
+        values=values,
+        layer_types=tuple(types),
+        ple_layer_ids=tuple(sorted(set(ids))),
+        tie_word_embeddings=bool(tied),
+        vision=model_type == MULTIMODAL and bool(config.get("vision_config")),
+        mtp_layers=int(text.get("mtp_num_hidden_layers") or 0),
+        misplaced=misplaced,
+    )
+
+
+def _length(value: object) -> str:
+    return f"{len(value)} of them" if isinstance(value, list) else repr(value)

@@ -1,0 +1,194 @@
+"""Quantized weights: tensors that fit one another, and a config that says what they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from vllm.ampere.checkpoint import Checkpoint
+from vllm.ampere.checkpoint.declared import Scheme, groups
+from vllm.ampere.checkpoint.geometry import LINEAR
+from vllm.ampere.checkpoint.read import Module
+from vllm.ampere.checkpoint.storage import Storage
+from vllm.ampere.finding import WARN, Finding
+from vllm.ampere.repeated_targets import repeated_targets
+
+
+class PackedShapeWrong(Finding):
+    what = "A packed weight has a width that no number of bits gives"
+    remedy = "Config and weights are not of one model, or the export is damaged."
+
+
+class ScaleShapeWrong(Finding):
+    what = "A weight's scales do not fit the weight"
+    remedy = "Export again; scales and weights are of different exports."
+
+
+class ScaleMissing(Finding):
+    what = "A quantized weight has no scales"
+    remedy = "Download the whole checkpoint, or export again."
+
+
+class GroupDoesNotDivide(Finding):
+    what = "A group size does not divide a layer's inputs"
+    remedy = "Quantize the layer with a group that does (320 inputs: 64, 32 or per channel) or leave it in BF16."
+
+
+class SharedTarget(Finding):
+    what = "Groups of the quantization config have one target, and the last one is not what the tensors are"
+    remedy = "vllm ampere check --repair OUT writes each group with the layers that it fits."
+
+
+class SharedTargetUnused(Finding):
+    severity = WARN
+    what = "Groups of the quantization config have one target, of which only the last counts"
+    remedy = "The tensors fit the last one, so nothing is read wrongly; remove the others."
+
+
+class SchemeContradicted(Finding):
+    what = "The quantization config says of a layer what its tensors are not"
+    remedy = "Correct config_groups and ignore; for compressed-tensors vllm ampere check --repair OUT does."
+
+
+class RouterQuantized(Finding):
+    what = "A router is quantized"
+    remedy = "It picks the experts and is built in BF16; export again with mlp.gate and shared_expert_gate left out."
+
+
+class ActivationOrder(Finding):
+    what = "The weights are in activation order"
+    remedy = "Quantize again with desc_act false (actorder static or weight): vLLM reads no other order of groups."
+
+
+_FAULTS = {
+    "packed": PackedShapeWrong,
+    "scale": ScaleShapeWrong,
+    "no scale": ScaleMissing,
+    "group": GroupDoesNotDivide,
+}
+#: built in full precision whatever the config says, so a config that covers them is no contradiction
+_UNQUANTIZED = ("router", "hyper_connection", "ple")
+
+
+def check(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Tensors by themselves, then against the config; one finding for each kind of module."""
+    yield from _order(checkpoint)
+    yield from _tensors(checkpoint)
+    yield from _declared_groups(checkpoint)
+    if checkpoint.declared.per_module or not checkpoint.declared.method:
+        yield from _contradictions(checkpoint)
+
+
+def _order(checkpoint: Checkpoint) -> Iterator[Finding]:
+    raw = checkpoint.declared.raw
+    if checkpoint.declared.method == "gptq" and raw.get("desc_act"):
+        yield ActivationOrder("config.json, quantization_config.desc_act", "false", "true")
+    for name, group in groups(raw).items():
+        order = group["weights"].get("actorder")
+        if order in ("group", "dynamic", True):
+            yield ActivationOrder(f"config.json, config_groups.{name}.weights.actorder", "static or null", repr(order))
+
+
+def is_router(module: Module) -> bool:
+    return module.kind == "router" or module.template.endswith(".mlp.shared_expert_gate")
+
+
+def _tensors(checkpoint: Checkpoint) -> Iterator[Finding]:
+    seen: set[tuple[str, str]] = set()
+    for name, module in checkpoint.modules.items():
+        if module.kind == "ngram_table":
+            continue
+        storage = checkpoint.storages[name]
+        if is_router(module) and storage.kind not in ("plain", "other") and (module.template, "") not in seen:
+            seen.add((module.template, ""))
+            yield RouterQuantized(name, "BF16, F16 or F32", str(storage))
+        if storage.fault and (module.template, storage.fault) not in seen:
+            seen.add((module.template, storage.fault))
+            suffix, expected, found = storage.detail
+            yield _FAULTS[storage.fault](f"{name}.{suffix}", expected, found)
+
+
+def _declared_groups(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Groups that cannot be, where the tensors do not show it (they may have been rounded or left out)."""
+    seen: set[tuple[str, int]] = set()
+    for name, part in checkpoint.parts.items():
+        if part.kind != LINEAR or name not in checkpoint.modules:
+            continue
+        storage = checkpoint.storages[name]
+        scheme = _scheme(checkpoint, name, storage)
+        if scheme is None or scheme.group <= 0 or storage.kind not in ("pack", "gptq") or storage.fault:
+            continue
+        module = checkpoint.modules[name]
+        if part.shape[1] % scheme.group and (module.template, scheme.group) not in seen:
+            seen.add((module.template, scheme.group))
+            # The tensors' own group may divide; then what is declared is wrong, and said so below.
+            if storage.group == scheme.group:
+                yield GroupDoesNotDivide(name, f"a divisor of {part.shape[1]} inputs", f"group_size {scheme.group}")
+
+
+def _scheme(checkpoint: Checkpoint, name: str, storage: Storage) -> Scheme | None:
+    if checkpoint.declared.by_tensors and storage.kind == "plain":
+        return None
+    return checkpoint.schemes[name]
+
+
+def contradicts(scheme: Scheme | None, storage: Storage) -> bool:
+    """Whether a layer read by `scheme` would not be the layer that is stored."""
+    if storage.kind not in ("pack", "gptq", "plain"):
+        return False
+    if scheme is None:
+        return storage.kind != "plain"
+    if storage.kind == "plain":
+        return True
+    return (scheme.bits, _group(scheme.group, storage)) != (storage.bits, _group(storage.group, storage))
+
+
+def _group(group: int, storage: Storage) -> int:
+    """One group of all inputs is the same as one per channel."""
+    return storage.inputs if group == -1 else group
+
+
+def _contradictions(checkpoint: Checkpoint) -> Iterator[Finding]:
+    repeated = repeated_targets(groups(checkpoint.declared.raw))
+    wrong: dict[tuple[str, str, str], list[str]] = {}
+    lost: dict[str, list[str]] = {target: [] for target in repeated}
+    kinds: dict[str, Counter[str]] = {target: Counter() for target in repeated}
+    for name, part in checkpoint.parts.items():
+        module = checkpoint.modules.get(name)
+        if module is None or name.startswith("mtp."):
+            continue
+        storage = checkpoint.storages[name]
+        if storage.fault or is_router(module) or (module.kind in _UNQUANTIZED and storage.kind == "plain"):
+            continue
+        scheme = _scheme(checkpoint, name, storage)
+        if part.kind != LINEAR and scheme is None and storage.kind == "plain":
+            continue
+        if contradicts(scheme, storage):
+            # A quantized vocabulary matches no "Linear": for want of a name of its own it is lost with the others.
+            target = scheme.target if scheme else "Linear"
+            if target in lost:
+                lost[target].append(name)
+                kinds[target][f"{module.template} is {storage}"] += 1
+            else:
+                key = (module.template, str(scheme or "not quantized"), str(storage))
+                wrong.setdefault(key, []).append(name)
+    for target, names in lost.items():
+        yield _shared(checkpoint, target, repeated[target], names, kinds[target])
+    for (_, expected, found), names in wrong.items():
+        more = f" and {len(names) - 1} more like it" if len(names) > 1 else ""
+        yield SchemeContradicted(f"{names[0]}{more}", f"{expected} (quantization_config)", found)
+
+
+def _shared(checkpoint: Checkpoint, target: str, names: list[str], layers: list[str], kinds: Counter) -> Finding:
+    found = groups(checkpoint.declared.raw)
+    place = f"config.json, config_groups {', '.join(names)}, target {target!r}"
+    last = f"{_said(found[names[-1]])} for all of them (the last, {names[-1]})"
+    if not layers:
+        return SharedTargetUnused(place, "one group for a target", last)
+    (example, _), *_ = kinds.most_common(1)
+    return SharedTarget(place, last, f"{len(layers)} layers of {len(kinds)} kinds that are not: {example}, …")
+
+
+def _said(group: dict) -> str:
+    weights = group["weights"]
+    return str(Scheme(int(weights.get("num_bits") or 0), int(weights.get("group_size") or -1)))
