@@ -1,7 +1,7 @@
 """Tables in the pages, made from the committed measurements.
 
-    python -m benchmarks.figures            rewrite them
-    python -m benchmarks.figures --check    fail where one is stale
+python -m benchmarks.figures            rewrite them
+python -m benchmarks.figures --check    fail where one is stale
 """
 
 from __future__ import annotations

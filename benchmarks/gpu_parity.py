@@ -54,7 +54,7 @@ def prepare(folder: Path) -> None:
     answers = {n: reference.greedy(model, prompt(n), NEW_TOKENS) for n in PROMPT_LENGTHS}
     kept = {n: {"tokens": a.tokens, "margins": a.margins} for n, a in answers.items()}
     (folder / "reference.json").write_text(json.dumps(kept))
-    print(f"{folder}: tokens to compare {({n: decided(a) for n, a in kept.items()})} of {NEW_TOKENS} each")
+    print(f"{folder}: tokens to compare { ({n: decided(a) for n, a in kept.items()}) } of {NEW_TOKENS} each")
 
 
 def decided(answer: dict) -> int:

@@ -40,7 +40,9 @@ class Claim:
         return self.value >= self.aim if self.compare == ">=" else self.value <= self.aim
 
 
-def write(path: Path, settings: dict, samples: Sequence[dict], claims: Sequence[Claim], gpus: str | None = None) -> None:
+def write(
+    path: Path, settings: dict, samples: Sequence[dict], claims: Sequence[Claim], gpus: str | None = None
+) -> None:
     """Write a record.
 
     Args:

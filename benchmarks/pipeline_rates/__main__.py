@@ -1,0 +1,95 @@
+"""Decoding rates over stages: upstream's scheduler, ours, and the ideal pipeline.
+
+python -m benchmarks.pipeline_rates run OUT --config CONFIG.JSON     real widths, random weights, on GPUs
+python -m benchmarks.pipeline_rates run OUT --model CHECKPOINT       any checkpoint, on whatever there is
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+from . import geometry
+from .rates import measure
+from .switch import Rule
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline_rates", description=__doc__.splitlines()[0])
+    parser.add_argument("run", choices=["run"])
+    parser.add_argument("out", type=Path, help="raw results, written after every case")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", type=Path, help="a config.json: its widths, without weights")
+    source.add_argument("--model", help="a checkpoint")
+    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=48, help="with --config")
+    parser.add_argument("--experts", type=int, default=512, help="with --config")
+    parser.add_argument("--contexts", type=_numbers, default=[8192, 65536])
+    parser.add_argument("--users", type=_numbers, default=[1, 2, 4, 8])
+    parser.add_argument("--rules", default="um128")
+    parser.add_argument("--kv-gib", type=float, default=20.0)
+    return parser.parse_args()
+
+
+def build(asked: argparse.Namespace, folder: Path):
+    """The engine, and the settings that it was built with."""
+    from vllm import LLM
+    from vllm.platforms import current_platform
+
+    cpu = current_platform.is_cpu()
+    most = max(asked.users)
+    settings = {
+        "pipeline_parallel_size": asked.stages,
+        "max_model_len": max(asked.contexts) + 2048,
+        "max_num_seqs": most,
+        "kv_cache_memory_bytes": int(asked.kv_gib * 2**30),
+        "skip_tokenizer_init": True,
+        "scheduler_cls": f"benchmarks.pipeline_rates.switch.{'Switched' if cpu else 'AsyncSwitched'}",
+        "engram_config": {"host_file_gather": True},
+    }
+    if asked.config:
+        settings["load_format"] = "dummy"
+    if not cpu:
+        sizes = [size for size in (1, 2, 4, 8, 16) if size <= most]
+        settings |= {
+            "max_num_batched_tokens": 2048,
+            "attention_config": {"flash_attn_version": 2},
+            "compilation_config": {
+                "mode": 0,
+                "cudagraph_mode": "FULL_DECODE_ONLY",
+                "cudagraph_capture_sizes": sizes,
+            },
+        }
+    model = str(geometry.write(folder, asked.config, asked.layers, asked.experts)) if asked.config else asked.model
+    return LLM(model, **settings).llm_engine, settings
+
+
+def main() -> None:
+    asked = arguments()
+    samples: list[dict] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        rule = Rule(Path(scratch) / "rule")
+        began = time.perf_counter()
+        engine, settings = build(asked, Path(scratch) / "model")
+        settings |= {"layers": asked.layers, "experts": asked.experts} if asked.config else {"model": asked.model}
+        settings["start_s"] = round(time.perf_counter() - began, 1)
+        for context in asked.contexts:
+            # Compiles what such a prompt needs, so that the first case does not wait for it.
+            list(measure(engine, rule, context, min(2, max(asked.users)), "u", dict))
+            for users in asked.users:
+                for sample in measure(engine, rule, context, users, asked.rules, dict):
+                    samples.append(sample)
+                    shown = {key: value for key, value in sample.items() if key != "gaps_ms"}
+                    print(json.dumps(shown), flush=True)
+                asked.out.write_text(json.dumps({"settings": settings, "samples": samples}))
+
+
+if __name__ == "__main__":
+    main()
