@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 
 class ServerFailed(RuntimeError):
     """The server ended or did not become ready; the message holds the end of its log."""
@@ -102,15 +104,35 @@ class Server:
         text = self.log.read_text(errors="replace").splitlines()[-lines:]
         return f"Last lines of {self.log}:\n" + "\n".join(f"  {line}" for line in text)
 
-    def stop(self, patience: float = 20.0) -> None:
-        """Ask the group to end, then end it.  Safe to call twice."""
+    def stop(self, patience: float = 20.0, grace: float = 15.0) -> None:
+        """Ask the server to end and wait until its group is gone, or end what is left of it.  Safe to call twice.
+
+        Args:
+            patience: seconds for the leader, which ends its engine in good order
+            grace: seconds for the others once the leader is gone; they notice by themselves within ten
+        """
         if self.process is None:
             return
         with suppress(ProcessLookupError):
-            # The leader ends its engine in good order when it is asked; the others need no signal of their own yet.
+            # The others need no signal of their own yet.
             self.process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
+        try:
             self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        # A stage that is killed while it cleans up leaves its shared memory behind, until the machine restarts.
+        deadline = time.monotonic() + grace
+        while _group_runs(self.process.pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+
+
+def _group_runs(leader: int) -> bool:
+    """Whether a process of the group runs.  A zombie does not, and may stay one where nobody reaps orphans."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False

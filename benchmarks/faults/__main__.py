@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from benchmarks import record
-from benchmarks.faults import limits, scene
+from benchmarks.faults import front, limits, scene
 from benchmarks.faults.cases import cases
 
 OUT = record.FOLDER / "pipeline-faults.json"
@@ -34,6 +34,8 @@ def main() -> int:
     if args.only in "limits":
         for row in limits.play(args.checkpoint, args.stages, env):
             keep(args.rows, settings | row)
+    for row in front.play(args.checkpoint, args.stages, env, args.only):
+        keep(args.rows, settings | row)
     return 0
 
 

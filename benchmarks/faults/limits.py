@@ -33,23 +33,24 @@ def play(checkpoint: Path, stages: int, env: dict[str, str]) -> Iterator[dict]:
         log = Path(scratch) / "serve.log"
         with scene.start(checkpoint, stages, log, env, ["--max-num-queued-reqs", str(LIMIT)]) as server:
             server.wait_until_healthy(scene.READY_LIMIT, lambda seconds, milestone: None)
-            yield _disconnect(server, "decode", scene.PROMPT[:40], tokens=5)
-            yield _disconnect(server, "prefill", scene.PROMPT, tokens=0)
-            yield _too_long(server)
-            yield _overload(server)
-            yield _recovered(server)
-            yield _asked_to_stop(server)
+            yield disconnect(server, "decode", scene.PROMPT[:40], tokens=5)
+            yield disconnect(server, "prefill", scene.PROMPT, tokens=0)
+            yield too_long(server)
+            yield too_long_with_answer(server)
+            yield overload(server)
+            yield recovered(server)
+            yield asked_to_stop(server)
         for name, arguments in SMALL_POOLS.items():
             yield _small_pool(checkpoint, stages, log, env, name, arguments)
         yield server_killed(checkpoint, stages, log, env)
 
 
-def _ask(server: Server, prompt: list[int], length: int) -> Stream:
+def ask(server: Server, prompt: list[int], length: int) -> Stream:
     return Stream(int(server.url.rsplit(":", 1)[1]), prompt, length).start()
 
 
-def _disconnect(server: Server, phase: str, prompt: list[int], tokens: int) -> dict:
-    stream = _ask(server, prompt, 400)
+def disconnect(server: Server, phase: str, prompt: list[int], tokens: int) -> dict:
+    stream = ask(server, prompt, 400)
     if not stream.wait_for_tokens(tokens, 60):
         raise RuntimeError(f"no tokens before the client went away: {stream.end} {stream.detail}")
     _wait_for(server, lambda state: state["usage"] > 0, 20)
@@ -59,30 +60,44 @@ def _disconnect(server: Server, phase: str, prompt: list[int], tokens: int) -> d
     return {"limit": "client went away", "phase": phase, "held": round(held, 4), "freed_s": seconds}
 
 
-def _too_long(server: Server) -> dict:
-    stream = _ask(server, [7] * 3000, 10)
+def too_long(server: Server) -> dict:
+    stream = ask(server, [7] * 3000, 10)
     stream.ended.wait(60)
     return {"limit": "prompt longer than the model's", "answer": f"{stream.end}: {stream.detail}"[:400]}
 
 
-def _overload(server: Server) -> dict:
-    streams = [_ask(server, scene.PROMPT[:60], 40) for _ in range(BURST)]
+def too_long_with_answer(server: Server) -> dict:
+    """The prompt fits, and no answer of the length that is asked for."""
+    stream = ask(server, scene.PROMPT, 1000)
+    stream.ended.wait(60)
+    return {"limit": "prompt and max_tokens longer than the model's", "answer": f"{stream.end}: {stream.detail}"[:400]}
+
+
+def overload(server: Server) -> dict:
+    streams = [ask(server, scene.PROMPT[:60], 40) for _ in range(BURST)]
     for stream in streams:
         stream.ended.wait(300)
     ends = [stream.end if stream.end != "http" else stream.detail[:3] for stream in streams]
     said = sorted({stream.detail[:200] for stream in streams if stream.end in ("http", "error")})
     counts = {end: ends.count(end) for end in sorted(set(ends))}
-    return {"limit": f"overload (--max-num-queued-reqs {LIMIT})", "sent": len(streams), "ends": counts, "said": said}
+    refused = [stream for stream in streams if stream.end == "http"]
+    return {
+        "limit": "overload",
+        "sent": len(streams),
+        "ends": counts,
+        "with_retry_after": sum(stream.retry_after is not None for stream in refused),
+        "said": said,
+    }
 
 
-def _recovered(server: Server) -> dict:
+def recovered(server: Server) -> dict:
     seconds = _wait_for(server, lambda state: state["usage"] == 0 and state["running"] == 0, FREED_WITHIN)
-    stream = _ask(server, scene.PROMPT[:40], 20)
+    stream = ask(server, scene.PROMPT[:40], 20)
     stream.ended.wait(60)
     return {"limit": "after the overload", "freed_s": seconds, "answer": f"{stream.end}: {stream.detail}"}
 
 
-def _asked_to_stop(server: Server) -> dict:
+def asked_to_stop(server: Server) -> dict:
     """SIGTERM with nobody in flight."""
     assert server.process is not None
     start = time.monotonic()
@@ -99,7 +114,7 @@ def _small_pool(checkpoint: Path, stages: int, log: Path, env: dict, name: str, 
         except ServerFailed:
             said = re.findall(r"ValueError: (.+)", log.read_text(errors="replace"))
             return {"limit": name, "answer": f"refused at start: {said[0] if said else '?'}"[:400]}
-        stream = _ask(server, scene.PROMPT, 400)
+        stream = ask(server, scene.PROMPT, 400)
         ended = stream.ended.wait(60)
         state = load(server)
         answer = f"{stream.end}: {stream.detail}"[:400] if ended else f"nothing in 60 s, {stream.tokens} tokens"

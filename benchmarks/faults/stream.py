@@ -25,7 +25,7 @@ class Stream:
     end: str = ""
     detail: str = ""
     ended_at: float = 0.0
-    first_token: threading.Event = field(default_factory=threading.Event)
+    retry_after: str | None = None
     ended: threading.Event = field(default_factory=threading.Event)
     connection: http.client.HTTPConnection | None = None
 
@@ -61,10 +61,13 @@ class Stream:
             "temperature": 0,
             "stream": True,
             "ignore_eos": True,
+            # A chunk may hold several tokens, after a pause of the server.
+            "return_token_ids": True,
         }
         self.connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         response = self.connection.getresponse()
         if response.status != 200:
+            self.retry_after = response.getheader("Retry-After")
             return "http", f"{response.status} {response.read(600).decode(errors='replace')}"
         for line in response:
             if not line.startswith(b"data: "):
@@ -75,6 +78,5 @@ class Stream:
             chunk = json.loads(data)
             if "error" in chunk:
                 return "error", str(chunk["error"].get("message", chunk["error"]))
-            self.tokens += 1
-            self.first_token.set()
+            self.tokens += sum(len(choice.get("token_ids") or ()) for choice in chunk["choices"])
         return "cut", "connection closed without [DONE]"
