@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from vllm.models.qwen4_exp.ple_store.formats import locate_table
 from vllm.models.qwen4_exp.ple_store.gather import TableFiles
-from vllm.models.qwen4_exp.ple_store.locate import TableLocation, TableShape, locate_table
+from vllm.models.qwen4_exp.ple_store.locate import TableLocation, TableShape
 
 LAYER = "layers.1.ple.ple_embedding.ngram_embedding"
 HEADS = 16
@@ -62,7 +63,7 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     file = args.folder / "table.safetensors"
     save_file({f"{LAYER}.weight": torch.zeros(args.rows, 160, dtype=torch.bfloat16)}, file)
-    location = locate_table(args.folder, LAYER, TableShape(args.rows, 160, 1, (torch.bfloat16,)))
+    location = locate_table(args.folder, LAYER, TableShape(args.rows, 160, 1)).rows
     for name, advices in ADVICES.items():
         for run in range(args.runs):
             kib, milliseconds = measure(location, advices, args.tokens, run)

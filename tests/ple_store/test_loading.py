@@ -109,8 +109,8 @@ def test_a_models_own_filter_stays(serve_from_files):
         ("model.language_model.layers.1.ple.ple_embedding.ngram_embedding.shard_0.weight", True),
         ("model.layers.1.ple.ple_embedding.ngram_embedding.shard_511.weight", True),
         ("model.layers.1.ple.ple_embedding.ngram_embedding.weight", True),
-        ("model.layers.1.ple.ple_embedding.ngram_embedding.weight_scale", False),  # one number, and needed
-        ("model.layers.1.ple.ple_embedding.ngram_embedding.shard_0.weight_scale", False),
+        ("model.layers.1.ple.ple_embedding.ngram_embedding.weight_scale", True),
+        ("model.layers.1.ple.ple_embedding.ngram_embedding.shard_0.weight_scale", True),
         ("model.layers.1.ple.ple_embedding.ngram_heads_offsets", False),
         ("model.layers.1.ple.key_proj.weight", False),
         ("model.embed_tokens.weight", False),

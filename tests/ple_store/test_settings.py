@@ -72,7 +72,6 @@ def test_replicas_have_no_table_to_share(platform):
         ({"cpu_offload": False}, {}, "cpu_offload=False puts the whole table on the device.* Leave one of the two out"),
         ({}, {"ubatching": True}, "--enable-dbo / --ubatch-size=2 runs parts of a batch"),
         ({}, {"architecture": "DeepseekV41ForCausalLM"}, "is for Qwen4Exp models, not for DeepseekV41ForCausalLM"),
-        ({}, {"text_config": {"ple_embedding_dtype": "nvfp4"}}, "ple_embedding_dtype='nvfp4' splits a row over two"),
         ({}, {"safetensors_load_strategy": "eager"}, "strategy='eager' reads whole files.*Use lazy or prefetch"),
         ({}, {"safetensors_load_strategy": "torchao"}, "strategy='torchao' reads whole files"),
         ({}, {"model_loader_extra_config": {"enable_multithread_load": True}}, "enable_multithread_load=True loads"),

@@ -13,11 +13,11 @@ from torch import nn
 
 from vllm.config import get_current_vllm_config_or_none
 
-_TABLE = re.compile(r"(?:^|\.)ple\.ple_embedding\.ngram_embedding\.(?:shard_[0-9]+\.)?weight$")
+_TABLE = re.compile(r"(?:^|\.)ple\.ple_embedding\.ngram_embedding\.")
 
 
 def is_ple_table(name: str) -> bool:
-    """Whether a checkpoint's tensor is (a shard of) an n-gram table."""
+    """Whether a checkpoint's tensor is a part of an n-gram table: of its rows or of their scales."""
     return _TABLE.search(name) is not None
 
 

@@ -8,11 +8,15 @@ before each forward and puts them into a buffer of fixed address, and ``embeddin
 the layer that hands that buffer to the model.
 
     header.py     safetensors header -> where each tensor's bytes are
-    locate.py     model directory -> shards of one table, checked
+    locate.py     model directory -> tensors of one table, checked
+    formats.py    their dtypes and shapes -> what a row is made of
     gather.py     row ids -> rows, with pread
+    reader.py     row ids -> rows and their scales
     reference.py  the same, by loading the table: what tests compare with
     embedding.py  the layer: no weight, one staging buffer, one open table
     staging.py    a step's batch -> its rows in that buffer
+    methods.py    tables in memory, stored as their headers say; lookup.py is their kernel
+    source.py     the engine's configuration -> directory and name of a table
     settings.py   when ``host_file_gather`` is on, and what it refuses
     errors.py     one exception per way to be wrong
 """

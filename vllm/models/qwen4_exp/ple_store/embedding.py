@@ -1,31 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The n-gram embedding layer without a weight.
 
-Rows come in two steps.  Before the forward ``stage`` reads them from the files into
-``rows``, a buffer that never moves; during the forward ``finalize_prefetch`` gives out
-a view of it.  Nothing in between touches a file or waits for the host, so the forward
+Rows come in two steps.  Before the forward ``stage`` reads them from the files, turns
+them into activations and puts these into ``rows``, a buffer that never moves; during
+the forward ``finalize_prefetch`` gives out a view of it.  Nothing in between touches a file or waits for the host, so the forward
 can be captured in a CUDA graph.
 """
 
-import os
-import re
 from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from vllm.config import EngramConfig, VllmConfig, get_current_vllm_config
+from vllm.config import EngramConfig, get_current_vllm_config
 from vllm.logger import init_logger
 
 from ..common import ngram_embedding as upstream
-from .errors import HostFileGatherRefused, TableNotLoadable
-from .gather import TableFiles
-from .locate import TableLocation, TableShape, locate_table
+from .errors import TableNotLoadable
+from .formats import dequantize, locate_table
+from .methods import warn_of_contradiction
+from .reader import TableReader
+from .source import layer_name, model_folder, table_shape
 
 logger = init_logger(__name__)
-
-# Upstream casts a table to the model's dtype while loading; here the cast is the copy
-# into the staging buffer.
-_PLAIN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
@@ -36,10 +32,10 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
 
     Attributes:
         rows: ``[max_total_tokens, num_ngram_heads, embedding_dim]`` on the device, in
-            the layer's storage dtype; the rows of the step at hand
-        weight: a ``meta`` tensor of the rank's part of the table, for those who ask
-            for its shape or dtype.  It is no parameter: nothing loads, moves, counts
-            or saves it.
+            the activations' dtype; the rows of the step at hand
+        weight: a ``meta`` tensor of the shape of the rank's part of the table, for
+            those who ask for it.  It is no parameter: nothing loads, moves, counts or
+            saves it.
     """
 
     supports_prefetch: ClassVar[bool] = True
@@ -67,16 +63,8 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
             rest: what only upstream's layer needs
 
         Raises:
-            HostFileGatherRefused: the rows are NVFP4
             PLEStoreError: the files are not as the config says
         """
-        if isinstance(embedding_method, upstream.Qwen4ExpPLENvFp4EmbeddingMethod):
-            raise HostFileGatherRefused(
-                "quantization",
-                "NVFP4",
-                f"for {prefix} splits a row over two tensors, which host_file_gather cannot read yet.",
-                "Set host_file_gather=False, or use a bf16 or fp8 table.",
-            )
         del reduce_results
         super().__init__(
             num_embeddings,
@@ -91,21 +79,26 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
         stand_in.weight_loader = self._refuse_weights
         self.weight = stand_in
 
-        self.table = TableFiles(self._locate(get_current_vllm_config(), prefix, num_embeddings))
+        config = get_current_vllm_config()
+        text_config = config.model_config.hf_text_config
+        table = locate_table(
+            model_folder(config), layer_name(prefix), table_shape(text_config, num_embeddings, self.embedding_dim)
+        )
+        warn_of_contradiction(prefix, getattr(text_config, "ple_embedding_dtype", None), table)
+        self.table = TableReader(table)
         self.register_buffer(
             "rows",
             torch.zeros(max_total_tokens, num_ngram_heads, embedding_dim, dtype=stand_in.dtype),
             persistent=False,
         )
-        location = self.table.location
         logger.info(
-            "The n-gram table of %s stays in %d file(s): %d rows of %d %s, %.2f GiB.",
+            "The n-gram table of %s stays in %d file(s): %d rows of %d values, %s, %.2f GiB.",
             prefix,
-            len({shard.path for shard in location.shards}),
-            location.rows,
-            location.dim,
-            location.dtype,
-            location.rows * location.row_bytes / 2**30,
+            len(table.paths),
+            table.rows.rows,
+            self.embedding_dim,
+            table,
+            table.rows.rows * table.row_bytes / 2**30,
         )
 
     def stage(self, ids: torch.Tensor, padded_tokens: int) -> None:
@@ -120,7 +113,11 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
             RowOutOfRange, RowReadFailed
         """
         tokens = ids.shape[0]
-        self.rows[:tokens].copy_(self.table.gather(ids.cpu()))
+        rows, scales = self.table.gather(ids.cpu())
+        # Codes travel to the device, and are multiplied there.
+        device = self.rows.device
+        scales = scales if scales is None else scales.to(device)
+        self.rows[:tokens] = dequantize(self.table.table, rows.to(device), scales, self.rows.dtype)
         self.rows[tokens:padded_tokens].zero_()
 
     def stage_zeros(self, padded_tokens: int) -> None:
@@ -141,24 +138,9 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
         """The shape and dtype of a weight, and no memory."""
         return torch.empty(num_embeddings, embedding_dim, dtype=dtype, device="meta")
 
-    def _locate(self, vllm_config: VllmConfig, prefix: str, num_embeddings: int) -> TableLocation:
-        """Find the table of layer ``prefix`` in the model's directory."""
-        fp8 = isinstance(self.embedding_method, upstream.Qwen4ExpPLEFp8EmbeddingMethod)
-        config = vllm_config.model_config.hf_text_config
-        shape = TableShape(
-            rows=num_embeddings,
-            dim=self.embedding_dim,
-            parts=int(getattr(config, "split_ngram_parts", 512)),
-            dtypes=(torch.float8_e4m3fn,) if fp8 else _PLAIN_DTYPES,
-        )
-        # "language_model.model.layers.1.ple…" here, "model.language_model.layers.1.ple…"
-        # in the file.
-        layer = re.search(r"layers\.\d+\..+$", prefix)
-        return locate_table(model_folder(vllm_config), layer[0] if layer else prefix, shape)
-
     def _refuse_weights(self, *_: object, **__: object) -> NoReturn:
         """The weight loader: the loader's filter keeps the table's tensors away."""
-        raise TableNotLoadable(self.table.location.shards[0].path, "no weights for the table", "some")
+        raise TableNotLoadable(self.table.table.rows.shards[0].path, "no weights for the table", "some")
 
 
 def choose_embedding(engram: EngramConfig | None) -> type[upstream.Qwen4ExpPLEEmbedding]:
@@ -170,25 +152,3 @@ def choose_embedding(engram: EngramConfig | None) -> type[upstream.Qwen4ExpPLEEm
     if engram.cpu_offload:
         return upstream.Qwen4ExpPLEPinnedHostEmbedding
     return upstream.Qwen4ExpPLEDeviceEmbedding
-
-
-def model_folder(vllm_config: VllmConfig) -> str:
-    """The directory with the model's safetensors files.
-
-    A hub id is fetched by the loader's own rules, with its revision, cache directory
-    and ignore patterns; fetching again later costs the loader nothing.
-    """
-    model = vllm_config.model_config.model
-    if os.path.isdir(model) or vllm_config.load_config.load_format == "dummy":
-        return model
-    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-
-    loader = DefaultModelLoader(vllm_config.load_config)
-    folder, *_ = loader._prepare_weights(
-        model,
-        subfolder=None,
-        revision=vllm_config.model_config.revision,
-        fall_back_to_pt=False,
-        allow_patterns_overrides=None,
-    )
-    return folder

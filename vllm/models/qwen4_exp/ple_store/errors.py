@@ -50,8 +50,18 @@ class WrongShape(PLEStoreError):
 
 
 class WrongDtype(PLEStoreError):
-    what = "The n-gram table has a dtype that cannot be served here"
-    remedy = "Check ple_embedding_dtype and quantization_config in the model's config.json against the weights."
+    what = "The shards of the n-gram table differ in dtype"
+    remedy = "They are of different checkpoints; download the one that is meant again."
+
+
+class UnknownRowFormat(PLEStoreError):
+    what = "The n-gram table is stored in a way that is not known here"
+    remedy = "Known are plain rows, fp8 and int8 rows with a scale for the table or for each row, and ModelOpt's NVFP4."
+
+
+class BadScale(PLEStoreError):
+    what = "The n-gram table's scale is missing or no scale"
+    remedy = "Without it every row would be wrong; take the scale from the checkpoint that the rows are from."
 
 
 class BadHeader(PLEStoreError):

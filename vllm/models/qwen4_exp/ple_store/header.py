@@ -25,8 +25,10 @@ DTYPES = {
     "F16": torch.float16,
     "F32": torch.float32,
     "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "U8": torch.uint8,
 }
-"""safetensors dtype -> torch dtype, for those that a table may have."""
+"""safetensors dtype -> torch dtype, for those that a table or its scales may have."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the shards of one n-gram table in a model directory, and check them.
+"""Find one n-gram table in a model directory, and check it.
 
 A table of ``rows`` rows is published as ``parts`` tensors ``shard_0`` … of
 ``ceil(rows / parts)`` rows each; the last one, or the last few, are shorter.  Some
-checkpoints hold it as one tensor instead.
+checkpoints hold it as one tensor instead.  What a row is made of, and where its scales
+are, is ``row_format.py``'s.
 """
 
 import json
@@ -18,6 +19,7 @@ from .errors import (
     DuplicateShard,
     MissingShard,
     TableNotFound,
+    UnknownRowFormat,
     UnreadableFile,
     WrongDtype,
     WrongShape,
@@ -39,7 +41,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class TableLocation:
-    """A whole table: its shards in row order, and the form of a row."""
+    """One tensor by row, cut into shards: the rows of a table, or the scales of its rows.
+
+    ``dim`` counts the stored elements of a row, each of ``dtype``.
+    """
 
     shards: tuple[Shard, ...]
     dim: int
@@ -56,15 +61,11 @@ class TableLocation:
 
 @dataclass(frozen=True)
 class TableShape:
-    """What the model's config says about its table.
-
-    ``dtypes`` are the row dtypes that the layer can turn into activations.
-    """
+    """What the model's config says about its table: ``rows`` of ``dim`` values, in ``parts`` shards."""
 
     rows: int
     dim: int
     parts: int
-    dtypes: tuple[torch.dtype, ...]
 
     def shard_rows(self, index: int) -> int:
         """Rows of shard ``index``; 0 where the table ends before it."""
@@ -72,75 +73,129 @@ class TableShape:
         return max(0, min(full, self.rows - index * full))
 
 
-def locate_table(folder: str | Path, layer: str, shape: TableShape) -> TableLocation:
-    """Find one table by the name of its layer.
+@dataclass(frozen=True)
+class Found:
+    """One tensor of the layer: where it is and what its header says."""
 
-    Args:
-        folder: the model directory
-        layer: the end of the tensor names before ``.shard_<i>.weight``, such as
-            ``layers.1.ple.ple_embedding.ngram_embedding``; what stands before it
-            differs between text-only and multimodal checkpoints
-        shape: what the config implies
+    path: Path
+    name: str
+    entry: TensorEntry
 
-    Raises:
-        TableNotFound, MissingShard, DuplicateShard, WrongShape, WrongDtype,
-        BadHeader, TruncatedFile, UnreadableFile
+
+class LayerTensors:
+    """All tensors that a checkpoint has below one n-gram layer, by last name and shard.
+
+    Only headers are read, and where there is an index only those of files that hold a
+    part of the table.
     """
-    folder = Path(folder)
-    found = _find(folder, layer)
-    if not found:
-        raise TableNotFound(folder, f"tensors *.{layer}.shard_<i>.weight", "none in *.safetensors")
-    if None in found:
-        if len(found) > 1:
-            raise DuplicateShard(
-                found[None][0],
-                f"either {layer}.weight or shards of it",
-                f"both, the latter in {next(p for i, (p, *_) in found.items() if i is not None)}",
-            )
-        wanted = {None: shape.rows}
-    else:
-        wanted = {i: n for i in range(shape.parts) if (n := shape.shard_rows(i))}
+
+    def __init__(self, folder: str | Path, layer: str, shape: TableShape) -> None:
+        """Look for the layer.
+
+        Args:
+            folder: the model directory
+            layer: the end of the tensor names before ``.shard_<i>.weight``, such as
+                ``layers.1.ple.ple_embedding.ngram_embedding``; what stands before it
+                differs between text-only and multimodal checkpoints
+            shape: what the config implies
+
+        Raises:
+            TableNotFound, MissingShard, DuplicateShard, BadHeader, TruncatedFile,
+            UnreadableFile, UnknownRowFormat
+        """
+        self.folder, self.layer, self.shape = Path(folder), layer, shape
+        self._by_leaf = _find(self.folder, layer)
+        if not self._by_leaf:
+            raise TableNotFound(folder, f"tensors *.{layer}.shard_<i>.weight", "none in *.safetensors")
+        if "weight" not in self._by_leaf:
+            found = next(iter(next(iter(self._by_leaf.values())).values()))
+            raise UnknownRowFormat(found.path, f"rows in *.{layer}.shard_<i>.weight", found.name)
+
+    @property
+    def leaves(self) -> set[str]:
+        """Last names of the layer's tensors: ``weight``, and those of scales."""
+        return set(self._by_leaf)
+
+    def single(self, leaf: str) -> Found | None:
+        """The layer's tensor ``leaf`` that belongs to no shard."""
+        return self._by_leaf.get(leaf, {}).get(None)
+
+    def has_shards(self, leaf: str) -> bool:
+        return any(index is not None for index in self._by_leaf.get(leaf, {}))
+
+    def by_row(self, leaf: str, dim: int) -> TableLocation:
+        """The tensor ``leaf`` with ``dim`` stored elements for each row of the table.
+
+        Raises:
+            MissingShard, DuplicateShard, WrongShape, WrongDtype
+        """
+        found = self._by_leaf.get(leaf, {})
+        wanted = self._wanted_shards(leaf, found)
+        shards = []
+        for index, rows in wanted.items():
+            one = found[index]
+            if one.entry.shape != (rows, dim):
+                raise WrongShape(one.path, f"{one.name} of shape {(rows, dim)}", f"shape {one.entry.shape}")
+            shards.append(Shard(one.path, one.name, one.entry.offset, rows))
+        return TableLocation(tuple(shards), dim, self._dtype([found[i] for i in wanted]))
+
+    def width(self, leaf: str) -> int:
+        """Stored elements per row of ``leaf``, by its first tensor; 0 where that is no matrix."""
+        shape = next(iter(self._by_leaf[leaf].values())).entry.shape
+        return shape[1] if len(shape) == 2 else 0
+
+    def dtype(self, leaf: str) -> str:
+        """What the header of the first tensor ``leaf`` says, such as ``BF16``."""
+        return next(iter(self._by_leaf[leaf].values())).entry.dtype
+
+    def path(self, leaf: str) -> Path:
+        return next(iter(self._by_leaf[leaf].values())).path
+
+    def _wanted_shards(self, leaf: str, found: dict[int | None, Found]) -> dict[int | None, int]:
+        """Shard index (None: undivided) -> rows, for those that must be and are there."""
+        shape = self.shape
+        if None in found:
+            if len(found) > 1:
+                raise DuplicateShard(
+                    found[None].path,
+                    f"either {self.layer}.{leaf} or shards of it",
+                    f"both, the latter in {next(one.path for i, one in found.items() if i is not None)}",
+                )
+            return {None: shape.rows}
+        wanted: dict[int | None, int] = {i: n for i in range(shape.parts) if (n := shape.shard_rows(i))}
         # A last shard of no rows may be written or left out.
         empty = {i for i in range(shape.parts) if not shape.shard_rows(i)}
         if extra := sorted(set(found) - set(wanted) - empty):
             raise WrongShape(
-                found[extra[0]][0],
+                found[extra[0]].path,
                 f"shards 0..{shape.parts - 1} (split_ngram_parts)",
                 f"shard {extra[0]}",
             )
         if missing := sorted(set(wanted) - set(found)):
             raise MissingShard(
-                folder,
-                f"{len(wanted)} shards of {layer}",
+                self.folder,
+                f"{len(wanted)} shards {self.layer}.shard_<i>.{leaf}",
                 f"all but {len(missing)}, the first of them shard {missing[0]}",
             )
-    shards = []
-    for index, rows in wanted.items():
-        path, name, entry = found[index]
-        if entry.shape != (rows, shape.dim):
-            raise WrongShape(path, f"{name} of shape {(rows, shape.dim)}", f"shape {entry.shape}")
-        shards.append(Shard(path, name, entry.offset, rows))
-    return TableLocation(tuple(shards), shape.dim, _dtype(found, wanted, shape))
+        return wanted
+
+    @staticmethod
+    def _dtype(tensors: list[Found]) -> torch.dtype:
+        """The one dtype of all shards."""
+        first = tensors[0]
+        for one in tensors:
+            if one.entry.dtype != first.entry.dtype:
+                raise WrongDtype(one.path, f"{first.entry.dtype} for {one.name}, as before", one.entry.dtype)
+        dtype = DTYPES.get(first.entry.dtype)
+        if dtype is None:
+            raise WrongDtype(first.path, f"{' or '.join(DTYPES)} for {first.name}", first.entry.dtype)
+        return dtype
 
 
-def _dtype(found: dict, wanted: dict, shape: TableShape) -> torch.dtype:
-    """The one dtype of all shards."""
-    path, name, first = found[next(iter(wanted))]
-    dtype = DTYPES.get(first.dtype)
-    if dtype not in shape.dtypes:
-        allowed = " or ".join(k for k, v in DTYPES.items() if v in shape.dtypes)
-        raise WrongDtype(path, f"{allowed} for {name}", first.dtype)
-    for index in wanted:
-        path, name, entry = found[index]
-        if entry.dtype != first.dtype:
-            raise WrongDtype(path, f"{first.dtype} for {name}, as before", entry.dtype)
-    return dtype
-
-
-def _find(folder: Path, layer: str) -> dict[int | None, tuple[Path, str, TensorEntry]]:
-    """Shard index (None: the undivided table) -> its file, name and place."""
-    pattern = re.compile(rf"(?:^|\.){re.escape(layer)}(?:\.shard_(?P<index>\d+))?\.weight$")
-    found: dict[int | None, tuple[Path, str, TensorEntry]] = {}
+def _find(folder: Path, layer: str) -> dict[str, dict[int | None, Found]]:
+    """Last name -> shard index (None: no shard) -> tensor."""
+    pattern = re.compile(rf"(?:^|\.){re.escape(layer)}(?:\.shard_(?P<index>\d+))?\.(?P<leaf>\w+)$")
+    found: dict[str, dict[int | None, Found]] = {}
     for path, names in _files(folder, pattern).items():
         header = read_header(path)
         for name in header if names is None else names:
@@ -150,9 +205,10 @@ def _find(folder: Path, layer: str) -> dict[int | None, tuple[Path, str, TensorE
             if name not in header:
                 raise MissingShard(path, name, f"{len(header)} other tensors")
             index = match["index"] and int(match["index"])
-            if index in found:
-                raise DuplicateShard(path, f"{name} once", f"also in {found[index][0]}")
-            found[index] = path, name, header[name]
+            same = found.setdefault(match["leaf"], {})
+            if index in same:
+                raise DuplicateShard(path, f"{name} once", f"also in {same[index].path}")
+            same[index] = Found(path, name, header[name])
     return found
 
 
@@ -176,5 +232,5 @@ def _files(folder: Path, pattern: re.Pattern) -> dict[Path, list[str] | None]:
         raise BadHeader(index, "a weight_map of names to files", repr(error)) from error
     for path, names in files.items():
         if not path.exists():
-            raise MissingShard(path, f"{len(names)} shards of the table", "no such file")
+            raise MissingShard(path, f"{len(names)} tensors of the table", "no such file")
     return files

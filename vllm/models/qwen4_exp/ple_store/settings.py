@@ -80,14 +80,6 @@ def _check_model(model_config: "ModelConfig") -> None:
             f"is for CUDA and the CPU, not for {current_platform.device_name}.",
             "Leave it out: the table is then held in pinned memory.",
         )
-    row_format = getattr(model_config.hf_text_config, "ple_embedding_dtype", None)
-    if row_format == "nvfp4":
-        raise HostFileGatherRefused(
-            "ple_embedding_dtype",
-            row_format,
-            "splits a row over two tensors, which host_file_gather cannot read yet.",
-            "Set host_file_gather=False, or use a bf16 or float8_e4m3fn table.",
-        )
 
 
 def _check_engram(vllm_config: "VllmConfig") -> None:
