@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 
 from vllm.config import LoadConfig
-from vllm.model_executor.model_loader import ple_table_filter, weight_utils
+from vllm.model_executor.model_loader import needed_weights, weight_utils
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 
@@ -17,7 +17,7 @@ def serve_from_files(monkeypatch):
 
     def configure(value: bool | None) -> None:
         config = SimpleNamespace(engram_config=SimpleNamespace(host_file_gather=value))
-        monkeypatch.setattr(ple_table_filter, "get_current_vllm_config_or_none", lambda: config)
+        monkeypatch.setattr(needed_weights, "get_current_vllm_config_or_none", lambda: config)
 
     return configure
 
@@ -96,11 +96,11 @@ def test_a_models_own_filter_stays(serve_from_files):
     model = SimpleNamespace(is_unused_checkpoint_weight=lambda name: name == "mtp.x")
     table = "model.layers.1.ple.ple_embedding.ngram_embedding.shard_17.weight"
     serve_from_files(True)
-    unused = ple_table_filter.unused_weight_filter(model)
+    unused = needed_weights.unused_weight_filter(model)
     assert unused("mtp.x") and unused(table) and not unused("lm_head.weight")
     serve_from_files(False)
-    assert ple_table_filter.unused_weight_filter(model) is model.is_unused_checkpoint_weight
-    assert ple_table_filter.unused_weight_filter(torch.nn.Module()) is None
+    assert needed_weights.unused_weight_filter(model)("mtp.x") and not needed_weights.unused_weight_filter(model)(table)
+    assert needed_weights.unused_weight_filter(torch.nn.Module()) is None
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_a_models_own_filter_stays(serve_from_files):
     ],
 )
 def test_names(name, expected):
-    assert ple_table_filter.is_ple_table(name) is expected
+    assert needed_weights.is_ple_table(name) is expected
 
 
 def test_without_a_config_nothing_is_skipped():
-    assert not ple_table_filter.skips_ple_table("layers.1.ple.ple_embedding.ngram_embedding.weight")
+    assert not needed_weights.skips_weight("layers.1.ple.ple_embedding.ngram_embedding.weight")
