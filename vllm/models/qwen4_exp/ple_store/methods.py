@@ -54,26 +54,16 @@ class RowScaledMethod(upstream.Qwen4ExpPLEEmbeddingMethod):
         self.dtype, self.scale_dtype = dtype, scale_dtype
 
     def create_weights(
-        self,
-        layer: upstream.Qwen4ExpPLEEmbedding,
-        input_size_per_partition: int,
-        output_partition_sizes: list[int],
-        input_size: int,
-        output_size: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
+        self, layer: upstream.Qwen4ExpPLEEmbedding, dim: int, rows_per_partition: list[int], *_: Any, **attrs: Any
     ) -> None:
         """Register ``weight`` ``[rows, dim]`` and ``weight_scale`` ``[rows, 1]`` in the table's kind of memory."""
-        loader = extra_weight_attrs.get("weight_loader")
-        rows = sum(output_partition_sizes)
-        for name, width, dtype in (
-            ("weight", input_size_per_partition, self.dtype),
-            ("weight_scale", 1, self.scale_dtype),
-        ):
+        rows = sum(rows_per_partition)
+        for name, width, dtype in (("weight", dim, self.dtype), ("weight_scale", 1, self.scale_dtype)):
             data = layer.allocate_embedding_weight(rows, width, dtype)
-            layer.register_parameter(
-                name, ModelWeightParameter(data=data, input_dim=1, output_dim=0, weight_loader=loader)
+            parameter = ModelWeightParameter(
+                data=data, input_dim=1, output_dim=0, weight_loader=attrs.get("weight_loader")
             )
+            layer.register_parameter(name, parameter)
         if layer.weight_scale.is_pinned():
             self._uva_scale = get_accelerator_view_from_cpu_tensor(layer.weight_scale)
 
