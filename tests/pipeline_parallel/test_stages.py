@@ -15,6 +15,8 @@ from vllm.model_executor.models.config import (
 from vllm.models.qwen4_exp.partition import DeepstackBeyondFirstStage, PartitionSum, StageWithoutStates
 from vllm.models.qwen4_exp.stages import check_stages, describe, plan_stages
 
+from vllm.v1.stage_times.options import StageTimesNotBoolean
+
 from .geometry import text_config
 
 
@@ -154,3 +156,10 @@ def test_configuration_refuses_a_bad_partition(verify, monkeypatch):
     monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "16,16,17")
     with pytest.raises(PartitionSum):
         verify(engine_config(3))
+
+
+def test_a_wrong_option_of_stage_times_is_refused_before_the_model_is_loaded():
+    config = engine_config(2)
+    config.additional_config = {"stage_times": "yes"}
+    with pytest.raises(StageTimesNotBoolean, match="'yes'"):
+        check_stages(config)

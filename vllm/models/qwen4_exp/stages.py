@@ -27,6 +27,7 @@ from vllm.models.qwen4_exp.partition import (
     suggest,
 )
 from vllm.v1.core.sched.pipeline_options import choose_scheduler
+from vllm.v1.stage_times.options import wanted as stage_times_wanted
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -117,7 +118,8 @@ def describe(stages: tuple[Stage, ...]) -> str:
 def check_stages(vllm_config: VllmConfig) -> tuple[Stage, ...]:
     """Refuse a pipeline that cannot work, log the one that was chosen, and give it its scheduler.
 
-    Called while the configuration is built, in every process. Raises as `plan_stages` and `choose_scheduler` do.
+    Called while the configuration is built, in every process. Raises as `plan_stages` and `choose_scheduler` do, and
+    StageTimesNotBoolean.
     """
     model_config = vllm_config.model_config
     # Without a multimodal config the text-only class is built, which has no vision levels to keep together
@@ -132,6 +134,8 @@ def check_stages(vllm_config: VllmConfig) -> tuple[Stage, ...]:
     if len(stages) > 1:
         logger.info_once("Qwen4Exp pipeline: %s", describe(stages))
     choose_scheduler(vllm_config)
+    # The hooks that read it run after the model is loaded, which is late for a typing error.
+    stage_times_wanted(vllm_config.additional_config)
     return stages
 
 
