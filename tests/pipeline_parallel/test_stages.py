@@ -14,7 +14,6 @@ from vllm.model_executor.models.config import (
 )
 from vllm.models.qwen4_exp.partition import DeepstackBeyondFirstStage, PartitionSum, StageWithoutStates
 from vllm.models.qwen4_exp.stages import check_stages, describe, plan_stages
-
 from vllm.v1.stage_times.options import StageTimesNotBoolean
 
 from .geometry import text_config
