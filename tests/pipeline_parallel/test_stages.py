@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import vllm.models.qwen4_exp.stages as stages_module
+from vllm.config.switches import SwitchNotBoolean
 from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.models.config import (
     Qwen3_5ForConditionalGenerationConfig,
@@ -14,7 +15,6 @@ from vllm.model_executor.models.config import (
 )
 from vllm.models.qwen4_exp.partition import DeepstackBeyondFirstStage, PartitionSum, StageWithoutStates
 from vllm.models.qwen4_exp.stages import check_stages, describe, plan_stages
-from vllm.v1.stage_times.options import StageTimesNotBoolean
 
 from .geometry import text_config
 
@@ -157,8 +157,8 @@ def test_configuration_refuses_a_bad_partition(verify, monkeypatch):
         verify(engine_config(3))
 
 
-def test_a_wrong_option_of_stage_times_is_refused_before_the_model_is_loaded():
+def test_a_wrong_switch_is_refused_before_the_model_is_loaded():
     config = engine_config(2)
     config.additional_config = {"stage_times": "yes"}
-    with pytest.raises(StageTimesNotBoolean, match="'yes'"):
+    with pytest.raises(SwitchNotBoolean, match="'yes'"):
         check_stages(config)

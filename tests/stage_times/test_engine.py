@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from vllm.v1.stage_times import watch_engine
-from vllm.v1.stage_times.options import StageTimesUnsupported
+from vllm.v1.stage_times.engine import StageTimesUnsupported
 
 from .stand_ins import output, totals
 

@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import vllm.envs as envs
+from vllm.config.switches import check_switches
 from vllm.distributed.utils import get_pp_indices
 from vllm.logger import init_logger
 from vllm.models.qwen4_exp.partition import (
@@ -27,7 +28,6 @@ from vllm.models.qwen4_exp.partition import (
     suggest,
 )
 from vllm.v1.core.sched.pipeline_options import choose_scheduler
-from vllm.v1.stage_times.options import wanted as stage_times_wanted
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -119,7 +119,7 @@ def check_stages(vllm_config: VllmConfig) -> tuple[Stage, ...]:
     """Refuse a pipeline that cannot work, log the one that was chosen, and give it its scheduler.
 
     Called while the configuration is built, in every process. Raises as `plan_stages` and `choose_scheduler` do, and
-    StageTimesNotBoolean.
+    SwitchNotBoolean.
     """
     model_config = vllm_config.model_config
     # Without a multimodal config the text-only class is built, which has no vision levels to keep together
@@ -134,8 +134,7 @@ def check_stages(vllm_config: VllmConfig) -> tuple[Stage, ...]:
     if len(stages) > 1:
         logger.info_once("Qwen4Exp pipeline: %s", describe(stages))
     choose_scheduler(vllm_config)
-    # The hooks that read it run after the model is loaded, which is late for a typing error.
-    stage_times_wanted(vllm_config.additional_config)
+    check_switches(vllm_config.additional_config)
     return stages
 
 

@@ -11,53 +11,53 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from vllm.logger import init_logger
+from vllm.config.switches import switch
 from vllm.v1.stage_times.kinds import DRAIN, kind_of
-from vllm.v1.stage_times.options import KEY, StageTimesUnsupported, wanted
 from vllm.v1.stage_times.recorder import Recorder, time_methods, time_reads, time_writes
 from vllm.v1.stage_times.stage import Stage
 from vllm.v1.stage_times.summary import Log, summarise
 
-logger = init_logger(__name__)
+
+class StageTimesUnsupported(ValueError):
+    """The workers of this executor cannot be reached."""
 
 
 def watch_engine(engine: Any) -> None:
     """Time an EngineCore that is about to begin its loop, if its configuration asks for it.
 
     Raises:
-        StageTimesNotBoolean: see options.py.
+        SwitchNotBoolean: see switches.py.
         StageTimesUnsupported: its stages are not processes of this machine that vLLM started itself.
     """
-    if not wanted(engine.vllm_config.additional_config):
+    if not switch(engine.vllm_config.additional_config, "stage_times"):
         return
     recorder = Recorder("engine core")
     Log(recorder)
-    local = _watch_executor(recorder, engine.model_executor)
+    _watch_executor(recorder, engine.model_executor)
     _watch_scheduler(recorder, engine.scheduler)
     _watch_loop(recorder, engine)
-    _answer_rpc(recorder, engine, local)
+    _answer_rpc(recorder, engine)
     recorder.reset()
 
 
-def _watch_executor(recorder: Recorder, executor: Any) -> list[Stage]:
-    """Time how the executor talks to its workers; those that live in this very process."""
+def _watch_executor(recorder: Recorder, executor: Any) -> None:
+    """Time how the executor talks to its workers, or the one worker that lives in this very process."""
     if getattr(executor, "rpc_broadcast_mq", None) is not None:
         time_writes(recorder, executor.rpc_broadcast_mq, "room", "send")
         for queue in executor.response_mqs:
             time_reads(recorder, queue, "wait", "deserialise")
-        return []
+        return
     worker = getattr(executor, "driver_worker", None)
     if worker is None:
         raise StageTimesUnsupported(
-            f"additional_config[{KEY!r}] is true, and {type(executor).__name__} starts its workers where they cannot be "
-            "timed; use --distributed-executor-backend mp, or leave it out"
+            f"additional_config has stage_times, and {type(executor).__name__} starts its workers where they cannot be timed; "
+            "use --distributed-executor-backend mp, or leave it out"
         )
     time_methods(recorder, executor, execute_model="stage", sample_tokens="stage")
     stage = Stage(worker.rpc_rank)
     stage.watch_steps(worker)
     stage.end_steps(worker)
     stage.watch_runner(worker.worker)
-    return [stage]
 
 
 def _watch_scheduler(recorder: Recorder, scheduler: Any) -> None:
@@ -108,7 +108,7 @@ def _watch_loop(recorder: Recorder, engine: Any) -> None:
     engine.post_step, engine._process_engine_step = pause_begins, turn_ended
 
 
-def _answer_rpc(recorder: Recorder, engine: Any, local: list[Stage]) -> None:
+def _answer_rpc(recorder: Recorder, engine: Any) -> None:
     rpc = engine.collective_rpc
 
     @functools.wraps(rpc)

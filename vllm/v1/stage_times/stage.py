@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
+from vllm.config.switches import switch
 from vllm.v1.stage_times.gpu_clock import FORWARD, GpuClock
 from vllm.v1.stage_times.kinds import CALL, DECODE, EMPTY, kind_of
-from vllm.v1.stage_times.options import wanted
 from vllm.v1.stage_times.recorder import Recorder, time_methods, time_reads, time_writes, timed
 from vllm.v1.stage_times.summary import Log, summarise
 
@@ -34,9 +34,9 @@ def watch_worker(process: Any) -> None:
     """Time a WorkerProc that is about to begin its loop, if its configuration asks for it.
 
     Raises:
-        StageTimesNotBoolean: see options.py.
+        SwitchNotBoolean: see switches.py.
     """
-    if not wanted(process.worker.vllm_config.additional_config):
+    if not switch(process.worker.vllm_config.additional_config, "stage_times"):
         return
     stage = Stage(process.rank)
     stage.watch_process(process)

@@ -47,10 +47,11 @@ def summarise(recorder: Recorder, gpu: dict[str, dict[str, Series]] | None = Non
         "steps": {
             kind: {
                 "whole": describe(whole),
-                "phases": {phase: describe(series) for phase, series in recorder.phases[kind].items()},
+                "phases": {phase: describe(series) for phase, series in list(recorder.phases.get(kind, {}).items())},
                 "gpu": {name: describe(series) for name, series in gpu.get(kind, {}).items()},
             }
-            for kind, whole in recorder.wholes.items()
+            # Copied, because the thread whose recorder it is may go on.
+            for kind, whole in list(recorder.wholes.items())
         },
     }
 
