@@ -90,7 +90,7 @@ def _weight(module: Module):
 
 def _table(checkpoint: Checkpoint, at: str, found: dict[int | None, Module], rows: int) -> Iterator[Finding]:
     text = checkpoint.text
-    yield from _form(at, found, text.ple_embed_dim // text.ngram_heads)
+    yield from _form(at, found, text.ple_embed_dim // text.ngram_heads, checkpoint.modules.get(at))
     numbers = sorted(key for key in found if key is not None)
     if None in found:
         if numbers:
@@ -124,7 +124,7 @@ def _table(checkpoint: Checkpoint, at: str, found: dict[int | None, Module], row
             yield NgramShardRows(place, f"{expected[first]} rows", f"{actual[first]}")
 
 
-def _form(at: str, found: dict[int | None, Module], width: int) -> Iterator[Finding]:
+def _form(at: str, found: dict[int | None, Module], width: int, whole: Module | None) -> Iterator[Finding]:
     """Dtype, width and scale, each once for the whole table."""
     dtypes = {_weight(module).dtype for module in found.values()}
     if len(dtypes) > 1:
@@ -140,5 +140,6 @@ def _form(at: str, found: dict[int | None, Module], width: int) -> Iterator[Find
             yield NgramRowWidth(place, f"[rows, {stored}] ({dtype})", str([*shape]))
             break
     # One scale for the table, one a shard, or one a row: all of them are tensors below the same name.
-    if dtype.startswith("F8") and not any(len(module.tensors) > 1 for module in found.values()):
+    scaled = whole is not None and "weight_scale" in whole.tensors
+    if dtype.startswith("F8") and not scaled and not any(len(module.tensors) > 1 for module in found.values()):
         yield NgramScaleMissing(at, "a weight_scale", "none")
