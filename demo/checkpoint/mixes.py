@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from demo.checkpoint.sparse import Form, Gptq, Packed, Plain
@@ -51,6 +52,12 @@ PUBLISHED: dict[str, Any] = {
 _EXPERTS, _DENSE, _WIDE, _NARROW = Packed(4, 128), Packed(6, 64), Packed(8, 128), Packed(8, 32)
 #: GDN's two gates have 48 outputs; exporters leave layers that are no multiple of 32 wide as they are
 _LEFT = ("in_proj_a", "in_proj_b", "index_qk_proj", "shared_expert_gate", "block_inject_weight")
+
+
+def autoround_loose(kind: str, module: str) -> Form:
+    """`autoround_mix` as compressed-tensors up to 0.17 packs it."""
+    form = autoround_mix(kind, module)
+    return replace(form, loose=True) if form is _DENSE else form
 
 
 def autoround_mix(kind: str, module: str) -> Form:

@@ -26,11 +26,15 @@ Entry = tuple[str, tuple[int, ...]]  # dtype, shape
 
 @dataclass(frozen=True)
 class Packed:
-    """compressed-tensors pack-quantized, symmetric; `loose` leaves the bits of a word unused that hold no weight."""
+    """compressed-tensors pack-quantized, symmetric.
+
+    `loose` is how its releases up to 0.17 pack widths that do not divide 32: bits that hold no whole weight are left
+    unused, so that six bits take 32 / 5.
+    """
 
     bits: int
     group: int
-    loose: bool = True
+    loose: bool = False
 
     def tensors(self, outputs: int, inputs: int) -> dict[str, Entry]:
         return {

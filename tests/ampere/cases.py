@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from demo.checkpoint.sparse import Packed
+from demo.checkpoint import mixes
+from demo.checkpoint.sparse import Packed, published
 from tests.ampere.drafts import TABLE, Draft, edit_header, edit_json, first_file, write_file
 
 INDEX = "model.safetensors.index.json"
@@ -420,6 +421,27 @@ def scheme_contradicted(out: Path) -> tuple[str, ...]:
     draft.config["quantization_config"]["config_groups"]["group_1"]["weights"]["num_bits"] = 8
     draft.write(out)
     return ("INT8 g64 (quantization_config)", "INT6 g64", "more like it")
+
+
+@case
+def packed_with_gaps(out: Path) -> tuple[str, ...]:
+    draft = Draft.mixed()
+    draft.tensors = published(draft.config, mixes.autoround_loose)
+    draft.write(out)
+    return ("layers.0.linear_attn.in_proj_qkv", "48 words (6 bits of 256 inputs)", "found 52")
+
+
+@case
+def fused_parts_differ(out: Path) -> tuple[str, ...]:
+    """Keys in eight bits beside queries and values in six, and a config that says just that."""
+    draft = Draft.mixed()
+    keys, layers = "model.layers.3.self_attn.k_proj", r"re:.*self_attn\.k_proj$"
+    draft.tensors |= {f"{keys}.{suffix}": entry for suffix, entry in Packed(8, 128).tensors(256, 256).items()}
+    groups = draft.config["quantization_config"]["config_groups"]
+    groups["group_1"]["targets"] = [name.replace("qkvo", "qvo") for name in groups["group_1"]["targets"]]
+    groups["group_3"]["targets"].append(layers)
+    draft.write(out)
+    return ("layers.3.self_attn.q_proj and layers.3.self_attn.k_proj", "INT6 g64 and INT8 g128")
 
 
 @case

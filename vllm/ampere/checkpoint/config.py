@@ -104,13 +104,15 @@ def text_config(config: dict[str, Any]) -> TextConfig:
     text = config if nested is None else nested
     misplaced: list[str] = []
     if nested is not None:
-        misplaced = sorted(key for key in TEXT_KEYS & config.keys() if config[key] != nested.get(key, _ABSENT))
+        misplaced = sorted(key for key in TEXT_KEYS & config.keys() if _misplaced(key, config, nested))
         # What a server would not see is read from where it stands, so that one slip is one finding.
         text = {key: config[key] for key in misplaced if key not in nested} | nested
     return _build(text, config, model_type, tuple(misplaced))
 
 
-_ABSENT = object()
+def _misplaced(key: str, config: dict[str, Any], nested: dict[str, Any]) -> bool:
+    """Token ids and the like may well differ between the levels; numbers that shapes follow from may not."""
+    return key not in nested or (key not in _OTHERS and config[key] != nested[key])
 
 
 def _build(text: dict[str, Any], config: dict[str, Any], model_type: str, misplaced: tuple[str, ...]) -> TextConfig:

@@ -11,7 +11,7 @@ from vllm.ampere.finding import WARN, Finding
 from vllm.ampere.sampling import EXAMPLE, SAMPLING_KEYS, sets_sampling
 
 #: belong to the top of a multimodal config, and to nothing else
-_TOP_KEYS = ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+TOP_KEYS = ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
 
 
 class KeyMisplaced(Finding):
@@ -47,7 +47,7 @@ def check(checkpoint: Checkpoint) -> Iterator[Finding]:
     for key in checkpoint.text.misplaced:
         inside = "no such key there" if key not in text else f"{text[key]!r} there"
         yield KeyMisplaced(f"{CONFIG}, {key}", "the key in text_config", f"{config[key]!r} at the top and {inside}")
-    for key in _TOP_KEYS:
+    for key in TOP_KEYS:
         if isinstance(text, dict) and key in text and key not in config:
             yield KeyMisplaced(f"{CONFIG}, text_config.{key}", "the key at the top", "the key in text_config only")
     for key, old in (("model_type", OLD_TYPES), ("architectures", OLD_CLASSES)):

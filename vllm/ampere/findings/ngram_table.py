@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from vllm.ampere.checkpoint import Checkpoint
+from vllm.ampere.checkpoint.names import layer_of
 from vllm.ampere.checkpoint.read import Module
 from vllm.ampere.checkpoint.table import shard_rows, table_rows
 from vllm.ampere.finding import Finding
@@ -60,8 +61,8 @@ class PleLayerElsewhere(Finding):
 
 def ple_layers(checkpoint: Checkpoint) -> list[int]:
     """Layers with PLE tensors, counted from zero."""
-    found = {re.match(r"layers\.(\d+)\.ple\.", name) for name in checkpoint.modules}
-    return sorted({int(match[1]) for match in found if match})
+    found = (layer_of(name) for name in checkpoint.modules if ".ple." in name)
+    return sorted({layer for layer in found if layer is not None})
 
 
 def check(checkpoint: Checkpoint) -> Iterator[Finding]:

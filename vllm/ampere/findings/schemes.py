@@ -9,7 +9,7 @@ from vllm.ampere.checkpoint import Checkpoint
 from vllm.ampere.checkpoint.declared import Scheme, groups
 from vllm.ampere.checkpoint.geometry import LINEAR
 from vllm.ampere.checkpoint.read import Module
-from vllm.ampere.checkpoint.storage import Storage
+from vllm.ampere.checkpoint.storage import Storage, words
 from vllm.ampere.finding import WARN, Finding
 from vllm.ampere.repeated_targets import repeated_targets
 
@@ -50,6 +50,19 @@ class SchemeContradicted(Finding):
     remedy = "Correct config_groups and ignore; for compressed-tensors vllm ampere check --repair OUT does."
 
 
+class PackedWithGaps(Finding):
+    what = "Weights are packed with unused bits in every word"
+    remedy = (
+        "compressed-tensors up to 0.17 packs 3, 5, 6 and 7 bits so; this vLLM reads only what 0.18 and later pack, "
+        "without gaps. Export again with that."
+    )
+
+
+class FusedPartsDiffer(Finding):
+    what = "Layers that are computed as one are stored differently"
+    remedy = "Quantize all parts alike, or none: they share one scheme."
+
+
 class RouterQuantized(Finding):
     what = "A router is quantized"
     remedy = "It picks the experts and is built in BF16; export again with mlp.gate and shared_expert_gate left out."
@@ -66,14 +79,21 @@ _FAULTS = {
     "no scale": ScaleMissing,
     "group": GroupDoesNotDivide,
 }
-#: built in full precision whatever the config says, so a config that covers them is no contradiction
-_UNQUANTIZED = ("router", "hyper_connection", "ple")
+#: parts of one matrix product, by the end of the first one's name
+_FUSED = {
+    ".self_attn.q_proj": ("k_proj", "v_proj"),
+    ".shared_expert.gate_proj": ("up_proj",),
+    ".linear_attn.in_proj_qkv": ("in_proj_z",),
+    ".linear_attn.in_proj_a": ("in_proj_b",),
+    ".ple.key_proj": ("value_proj",),
+}
 
 
 def check(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Tensors by themselves, then against the config; one finding for each kind of module."""
     yield from _order(checkpoint)
     yield from _tensors(checkpoint)
+    yield from _fused(checkpoint)
     yield from _declared_groups(checkpoint)
     if checkpoint.declared.per_module or not checkpoint.declared.method:
         yield from _contradictions(checkpoint)
@@ -102,10 +122,44 @@ def _tensors(checkpoint: Checkpoint) -> Iterator[Finding]:
         if is_router(module) and storage.kind not in ("plain", "other") and (module.template, "") not in seen:
             seen.add((module.template, ""))
             yield RouterQuantized(name, "BF16, F16 or F32", str(storage))
+        if storage.loose and (module.template, "gaps") not in seen:
+            seen.add((module.template, "gaps"))
+            form = f"{storage.bits} bits of {storage.inputs} inputs"
+            expected = f"{words(storage.inputs, storage.bits, False)} words ({form})"
+            yield PackedWithGaps(name, expected, f"{words(storage.inputs, storage.bits, True)}")
         if storage.fault and (module.template, storage.fault) not in seen:
             seen.add((module.template, storage.fault))
             suffix, expected, found = storage.detail
             yield _FAULTS[storage.fault](f"{name}.{suffix}", expected, found)
+
+
+def _fused(checkpoint: Checkpoint) -> Iterator[Finding]:
+    storages = checkpoint.storages
+    seen: set[tuple[str, str]] = set()
+    for name, module in checkpoint.modules.items():
+        if module.kind == "experts":
+            # All experts of a layer are one; the first projection of the first one stands for them.
+            first = f"{name[: name.index('.experts.')]}.experts.0.gate_proj"
+            others = (name,) if first in storages else ()
+        else:
+            end = next((end for end in _FUSED if name.endswith(end)), None)
+            first = name
+            others = tuple(f"{name.rpartition('.')[0]}.{leaf}" for leaf in _FUSED[end]) if end else ()
+        for other in others:
+            if other not in storages or _alike(storages[first], storages[other]):
+                continue
+            key = (module.template, str(storages[other]))
+            if key not in seen:
+                seen.add(key)
+                yield FusedPartsDiffer(f"{first} and {other}", "one scheme", f"{storages[first]} and {storages[other]}")
+
+
+def _alike(one: Storage, other: Storage) -> bool:
+    """Whether two parts can share a scheme; a part with a fault of its own is reported as that."""
+    if one.fault or other.fault:
+        return True
+    group, others = _group(one.group, one), _group(other.group, other)
+    return (one.kind, one.bits, group, one.symmetric) == (other.kind, other.bits, others, other.symmetric)
 
 
 def _declared_groups(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -158,7 +212,8 @@ def _contradictions(checkpoint: Checkpoint) -> Iterator[Finding]:
         if module is None or name.startswith("mtp."):
             continue
         storage = checkpoint.storages[name]
-        if storage.fault or is_router(module) or (module.kind in _UNQUANTIZED and storage.kind == "plain"):
+        # A router is built in full precision whatever the config says.
+        if storage.fault or is_router(module):
             continue
         scheme = _scheme(checkpoint, name, storage)
         if part.kind != LINEAR and scheme is None and storage.kind == "plain":

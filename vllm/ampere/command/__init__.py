@@ -1,0 +1,33 @@
+"""`vllm ampere …`: the subcommands, each a module that is imported when it is asked for.
+
+Such a module has `add_arguments(parser)` and `run(args) -> int`, the exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+#: name -> (module, what it does in a line)
+COMMANDS = {
+    "check": ("vllm.ampere.command.check", "say what a checkpoint holds and what is wrong with it, from its headers"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `vllm ampere ARGV`; returns the exit status. Usage errors exit with 2, as argparse does."""
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(prog="vllm ampere", description="Tools for Qwen3.8-Flash-Next on several cards.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    for name, (module, summary) in COMMANDS.items():
+        sub = subparsers.add_parser(name, help=summary, description=summary)
+        if name == chosen:
+            command = importlib.import_module(module)
+            sub.description = command.__doc__
+            sub.formatter_class = argparse.RawDescriptionHelpFormatter
+            command.add_arguments(sub)
+            sub.set_defaults(run=command.run)
+    args = parser.parse_args(argv)
+    return args.run(args)
