@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from vllm.v1.core.sched.pipeline_options import KEY, MEASURED, SCHEDULER
+
 from . import results, workloads
 from .arranged import in_groups
 from .configs import Serving
@@ -22,6 +24,10 @@ TWO_H200 = {1: 200.0, 2: 135.0, 4: 142.0, 8: 126.0}
 TWO_H200_STAGES = Measured(2, {1: 0.9, 2: 1.0}, prefill_ms=1e3 / 77e3 / 2)
 #: Users who press the key together. All but the first arrive during the first prompt's step, so that the draw is moot.
 ARRIVALS_MS = (0.0, 20.0)
+#: The GPUs' default, which is another one on the CPU that this runs on.
+MEASURING = ((KEY, {"min_decode_batch": MEASURED}),)
+#: tokens of an answer, of which the first hundred or so go by while a measuring scheduler tries what it may choose
+LONG_ANSWER = 512
 #: Uncached tokens of each prompt: the published rates were taken with "no prefill in flight".
 TAIL = 16
 
@@ -110,10 +116,18 @@ def host_cases(calibration: Calibration) -> Iterator[dict]:
     for machine, users in ((SIX, 7), (THREE, 4)):
         for host_ms in (0.0, 2.0, 3.7, 6.0, 10.0):
             host = replace(HOST, host_ms=host_ms, empty_ms=min(HOST.empty_ms, host_ms))
+            known = {"case": "host", "machine": machine.name, "users": users, "host_ms": host_ms}
             for groups in range(1, machine.serving.stages + 1):
-                found = _decode(calibration, machine, users, groups, host)
-                known = {"case": "host", "machine": machine.name, "users": users, "host_ms": host_ms, "groups": groups}
-                yield known | found
+                yield known | {"groups": groups} | _decode(calibration, machine, users, groups, host)
+            trace = workloads.decoding(
+                replace(machine.serving, scheduler=SCHEDULER, additional=MEASURING),
+                calibration.cost(machine),
+                host,
+                users,
+                tail=TAIL,
+                output=LONG_ANSWER,
+            )
+            yield known | {"groups": "measured"} | _short(results.summary(trace))
 
 
 def partition_cases(calibration: Calibration) -> Iterator[dict]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from . import results, workloads
-from .cases import ARRIVALS_MS, TAIL
+from .cases import ARRIVALS_MS, LONG_ANSWER, TAIL
 from .configs import UPSTREAM_ASYNC
 from .cost import StageCost
 from .pipeline import Overheads
@@ -25,10 +25,11 @@ def situations(machine: Machine) -> dict[str, dict]:
     most = machine.serving.max_num_seqs
     found: dict[str, dict] = {}
     for users in range(1, most + 1):
-        found[f"{users} at 250k, together"] = {"users": users, "tail": TAIL, "arrivals_ms": ARRIVALS_MS}
-        found[f"{users} at 250k, over a second"] = {"users": users, "tail": TAIL, "arrivals_ms": (0.0, 1000.0)}
+        decoding = {"users": users, "tail": TAIL, "output": LONG_ANSWER}
+        found[f"{users} at 250k, together"] = decoding | {"arrivals_ms": ARRIVALS_MS}
+        found[f"{users} at 250k, over a second"] = decoding | {"arrivals_ms": (0.0, 1000.0)}
     return found | {
-        f"{most} at 250k, uncached ends": {"users": most, "arrivals_ms": ARRIVALS_MS},
+        f"{most} at 250k, uncached ends": {"users": most, "output": LONG_ANSWER, "arrivals_ms": ARRIVALS_MS},
         "3k behind 230k": {"lengths": [230_000, 3_000], "arrivals_ms": [0.0, 1000.0]},
         "3k behind 230k while one decodes": {
             "lengths": [1_500, 230_000, 3_000],

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from benchmarks.record import FOLDER, read
 
 RECORD = FOLDER / "pipeline-model-3090.json"
+#: in place of a number of micro-batches
+MEASURED = "measured"
 ARRANGEMENTS = ("merged", "stock", "spread")
 
 
@@ -77,20 +79,21 @@ def h200() -> str:
 
 
 def host() -> str:
-    rates: dict[tuple[str, int, float], dict[int, float]] = {}
+    rates: dict[tuple[str, int, float], dict[int | str, float]] = {}
     for sample in _samples("host"):
         key = (sample["machine"], sample["users"], sample["host_ms"])
         rates.setdefault(key, {})[sample["groups"]] = sample["per_user"]
-    most = max(max(by) for by in rates.values())
+    numbers = sorted({groups for by in rates.values() for groups in by if groups != MEASURED})
     rows = []
     for (machine, users, host_ms), by in rates.items():
-        best = max(by.values())
-        cells = [
-            "" if groups not in by else f"**{by[groups]:.1f}**" if by[groups] == best else f"{by[groups]:.1f}"
-            for groups in range(1, most + 1)
-        ]
-        rows.append([f"{machine}, {users} users", f"{host_ms:g} ms", *cells])
-    return _table(["", "host time", *(f"{groups}" for groups in range(1, most + 1))], rows)
+        best = max(rate for groups, rate in by.items() if groups != MEASURED)
+        cells = ["" if groups not in by else _bold(by[groups], by[groups] == best) for groups in numbers]
+        rows.append([f"{machine}, {users} users", f"{host_ms:g} ms", *cells, f"{by[MEASURED]:.1f}"])
+    return _table(["", "host time", *map(str, numbers), "ours"], rows)
+
+
+def _bold(value: float, bold: bool) -> str:
+    return f"**{value:.1f}**" if bold else f"{value:.1f}"
 
 
 def partition() -> str:
