@@ -41,7 +41,12 @@ class Claim:
 
 
 def write(
-    path: Path, settings: dict, samples: Sequence[dict], claims: Sequence[Claim], gpus: str | None = None
+    path: Path,
+    settings: dict,
+    samples: Sequence[dict],
+    claims: Sequence[Claim],
+    gpus: str | None = None,
+    elsewhere: dict | None = None,
 ) -> None:
     """Write a record.
 
@@ -51,6 +56,7 @@ def write(
         samples: every one that was taken, none left out
         claims: what the samples are said to show
         gpus: e.g. "2 x NVIDIA H200"; None for a run without
+        elsewhere: `hardware()` of the machine that measured, where it is not this one
     """
     if not path.name.startswith(tuple(f"{subject}-" for subject in SUBJECTS)) or path.suffix != ".json":
         raise ValueError(f"{path.name} is not <subject>-<name>.json with a subject of {', '.join(SUBJECTS)}")
@@ -59,7 +65,7 @@ def write(
         "taken": datetime.now(UTC).strftime("%Y-%m-%d"),
         "commit": commit(),
         "upstream": f"vllm {upstream['version']}",
-        "hardware": hardware() | ({"gpus": gpus} if gpus else {}),
+        "hardware": (elsewhere or hardware()) | ({"gpus": gpus} if gpus else {}),
         "settings": settings,
         "samples": list(samples),
         "claims": [asdict(claim) for claim in claims],

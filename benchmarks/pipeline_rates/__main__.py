@@ -12,7 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import geometry
+from benchmarks.record import hardware
+
+from . import geometry, record
 from .rates import measure
 from .switch import Rule
 
@@ -22,8 +24,11 @@ def _numbers(text: str) -> list[int]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline_rates", description=__doc__.splitlines()[0])
-    parser.add_argument("run", choices=["run"])
+    top = argparse.ArgumentParser(prog="python -m benchmarks.pipeline_rates", description=__doc__.splitlines()[0])
+    what = top.add_subparsers(dest="what", required=True)
+    again = what.add_parser("record", help="make the committed record from raw results")
+    again.add_argument("out", type=Path, help="raw results of a run")
+    parser = what.add_parser("run", help="measure")
     parser.add_argument("out", type=Path, help="raw results, written after every case")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=Path, help="a config.json: its widths, without weights")
@@ -35,7 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--users", type=_numbers, default=[1, 2, 4, 8])
     parser.add_argument("--rules", default="um128")
     parser.add_argument("--kv-gib", type=float, default=20.0)
-    return parser.parse_args()
+    return top.parse_args()
 
 
 def build(asked: argparse.Namespace, folder: Path):
@@ -53,6 +58,7 @@ def build(asked: argparse.Namespace, folder: Path):
         "skip_tokenizer_init": True,
         "scheduler_cls": f"benchmarks.pipeline_rates.switch.{'Switched' if cpu else 'AsyncSwitched'}",
         "engram_config": {"host_file_gather": True},
+        "additional_config": {"stage_times": True},
     }
     if asked.config:
         settings["load_format"] = "dummy"
@@ -71,8 +77,13 @@ def build(asked: argparse.Namespace, folder: Path):
     return LLM(model, **settings).llm_engine, settings
 
 
-def main() -> None:
-    asked = arguments()
+def gpus() -> str | None:
+    import torch
+
+    return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else None
+
+
+def run(asked: argparse.Namespace) -> None:
     samples: list[dict] = []
     with tempfile.TemporaryDirectory() as scratch:
         rule = Rule(Path(scratch) / "rule")
@@ -82,13 +93,23 @@ def main() -> None:
         settings["start_s"] = round(time.perf_counter() - began, 1)
         for context in asked.contexts:
             # Compiles what such a prompt needs, so that the first case does not wait for it.
-            list(measure(engine, rule, context, min(2, max(asked.users)), "u", dict))
+            list(measure(engine, rule, context, min(2, max(asked.users)), "u"))
             for users in asked.users:
-                for sample in measure(engine, rule, context, users, asked.rules, dict):
+                for sample in measure(engine, rule, context, users, asked.rules):
                     samples.append(sample)
-                    shown = {key: value for key, value in sample.items() if key != "gaps_ms"}
+                    shown = {key: value for key, value in sample.items() if key not in ("gaps_ms", "times")}
                     print(json.dumps(shown), flush=True)
-                asked.out.write_text(json.dumps({"settings": settings, "samples": samples}))
+                where = {"hardware": hardware(), "gpus": gpus()}
+                # After every case: a run that is cut short has lost only the last one.
+                asked.out.write_text(json.dumps(where | {"settings": settings, "samples": samples}))
+
+
+def main() -> None:
+    asked = arguments()
+    if asked.what == "run":
+        run(asked)
+    else:
+        record.write_record(asked.out)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from statistics import mean, median
 
+from benchmarks import host_time
+
 from .switch import RULES, Rule
 
 #: Tokens of each user before a turn counts, and those that it counts.  A measuring rule first tries what it may choose.
@@ -87,12 +89,11 @@ def turn(users: Users, counted: int) -> dict:
     }
 
 
-def measure(engine, rule: Rule, context: int, users: int, rules: str, after: Callable[[], dict]) -> Iterator[dict]:
+def measure(engine, rule: Rule, context: int, users: int, rules: str) -> Iterator[dict]:
     """A sample for each rule, upstream's first; the same users decode in all of them.
 
-    Args:
-        rules: keys of RULES in the order of their turns
-        after: called at the end of each turn, gives what else the sample shall hold
+    `rules` are keys of RULES in the order of their turns.  `times` of a sample is where the time went meanwhile, by
+    process (benchmarks/host_time.py).
     """
     made = Users(engine)
     rule.set("u")
@@ -104,7 +105,7 @@ def measure(engine, rule: Rule, context: int, users: int, rules: str, after: Cal
     for key in rules:
         rule.set(key)
         made.decode(SETTLE + (LEARN if key == "m" else 0))
-        after()
-        found = turn(made, COUNTED)
-        yield {"rule": RULES[key], "users": users, "context": context, "first_token_s": first} | found | after()
+        host_time.reset(engine)
+        found = turn(made, COUNTED) | {"times": host_time.collect(engine)}
+        yield {"rule": RULES[key], "users": users, "context": context, "first_token_s": first} | found
     made.leave()
