@@ -53,6 +53,12 @@ PRESETS: dict[str, Geometry] = {
         num_experts=16,
         num_experts_per_tok=4,
     ),
+    # For quantized weights: groups of 128 divide every width that is packed, except, as in the published model, the
+    # rank of the hyper-connections.
+    "groups": Geometry(
+        hidden_size=256,
+        overrides=dict(moe_intermediate_size=128, shared_expert_intermediate_size=128, hc_lowrank=96),
+    ),
 }
 
 

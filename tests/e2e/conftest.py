@@ -42,13 +42,17 @@ def references(checkpoint):
 
 @pytest.fixture(scope="session")
 def run_job(checkpoint, tmp_path_factory):
-    """Run batches of requests in one engine: see engine_job.py for the form of requests and results."""
+    """Run batches of requests in one engine: see engine_job.py for the form of requests and results.
+
+    The first argument is a name of `SHAPES` or a checkpoint's directory.
+    """
     root = tmp_path_factory.mktemp("jobs")
     numbers = iter(range(1000))
 
-    def run(name: str, batches: list[list[dict]], *, partition: str | None = None, **engine) -> dict:
+    def run(name: str | Path, batches: list[list[dict]], *, partition: str | None = None, **engine) -> dict:
+        model = name if isinstance(name, Path) else checkpoint(name)
         settings = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_memory_bytes": 64 << 20} | engine
-        job = {"model": str(checkpoint(name)), "engine": settings, "batches": batches}
+        job = {"model": str(model), "engine": settings, "batches": batches}
         folder = root / str(next(numbers))
         folder.mkdir()
         (folder / "job.json").write_text(json.dumps(job))

@@ -52,7 +52,12 @@ def config(recipe: Recipe) -> dict:
         "checkpoint_format": "gptq",
         "pack_dtype": "int32",
         "dynamic": dynamic or None,
-        "meta": {"quantizer": ["gptqmodel:5.0.0"], "damp_percent": 0.05, "true_sequential": True, "static_groups": False},
+        "meta": {
+            "quantizer": ["gptqmodel:5.0.0"],
+            "damp_percent": 0.05,
+            "true_sequential": True,
+            "static_groups": False,
+        },
     }
 
 

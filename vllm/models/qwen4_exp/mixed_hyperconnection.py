@@ -32,9 +32,7 @@ class MixedGatedResidual(GatedResidual):
     has 320 inputs in the published model, which groups of 128 do not divide.
     """
 
-    def __init__(
-        self, config: HyperConnectionConfig, use_combine: bool = True, prefix: str = ""
-    ) -> None:
+    def __init__(self, config: HyperConnectionConfig, use_combine: bool = True, prefix: str = "") -> None:
         super().__init__(config, use_combine, prefix)
         quant_config = get_current_vllm_config().quant_config
         self._split = use_combine and splits_low_rank(quant_config, prefix)
@@ -52,22 +50,14 @@ class MixedGatedResidual(GatedResidual):
 
         if self._split:
             del self.input_mix_weight_down_block_inject
-            self.block_inject_weight = projection(
-                INJECT, self.hyper_hidden_size, self.hc_count
-            )
+            self.block_inject_weight = projection(INJECT, self.hyper_hidden_size, self.hc_count)
             self.load_weights = self._load_split
         if self._split or scheme_of(quant_config, maybe_prefix(prefix, LOW_RANK)):
-            self.input_mix_weight_down = projection(
-                LOW_RANK, self.hyper_hidden_size, self.hc_lowrank
-            )
+            self.input_mix_weight_down = projection(LOW_RANK, self.hyper_hidden_size, self.hc_lowrank)
         if scheme_of(quant_config, maybe_prefix(prefix, UP)):
-            self.input_mix_weight_up = projection(
-                UP, self.hc_lowrank, self.hyper_hidden_size
-            )
+            self.input_mix_weight_up = projection(UP, self.hc_lowrank, self.hyper_hidden_size)
 
-    def _down_and_inject(
-        self, xn: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _down_and_inject(self, xn: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         if not self._split:
             return super()._down_and_inject(xn)
         lowrank = self.input_mix_weight_down(xn)

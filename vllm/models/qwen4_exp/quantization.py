@@ -62,9 +62,7 @@ def plan_qkv(
     fused = vllm_config.lora_config is None and all(one == schemes[0] for one in schemes)
     if quant_config is not None and not fused:
         quant_config = copy.copy(quant_config)
-        quant_config.packed_modules_mapping = quant_config.packed_modules_mapping | {
-            "qkv_proj": list(QKV)
-        }
+        quant_config.packed_modules_mapping = quant_config.packed_modules_mapping | {"qkv_proj": list(QKV)}
     return fused, quant_config
 
 

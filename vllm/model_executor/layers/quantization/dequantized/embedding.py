@@ -21,9 +21,7 @@ def dequantized_rows(
 
     Takes what upstream's Triton function takes.  Only the rows asked for are unpacked.
     """
-    return dequantize(
-        weight_packed[ids], weight_scale[ids], num_bits, hidden, weight_scale.dtype
-    )
+    return dequantize(weight_packed[ids], weight_scale[ids], num_bits, hidden, weight_scale.dtype)
 
 
 def row_gather(triton_gather: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -38,9 +38,7 @@ class DequantizedExperts(UnquantizedFusedMoEMethod):
 
     """
 
-    def __init__(
-        self, moe: FusedMoEConfig, bits: int, names: tuple[str, ...], inputs_first: bool
-    ) -> None:
+    def __init__(self, moe: FusedMoEConfig, bits: int, names: tuple[str, ...], inputs_first: bool) -> None:
         super().__init__(moe)
         self.bits = bits
         self.names = names
@@ -66,9 +64,7 @@ class DequantizedExperts(UnquantizedFusedMoEMethod):
                 # Packed along the outputs: bring those last, then back.
                 zero_point = unpack(zeros[0].transpose(1, 2), self.bits, scale.shape[1])
                 zero_point = zero_point.transpose(1, 2)
-            plain = dequantize(
-                weight, scale, self.bits, inputs, self.moe.in_dtype, zero_point
-            )
+            plain = dequantize(weight, scale, self.bits, inputs, self.moe.in_dtype, zero_point)
             parameter = torch.nn.Parameter(plain, requires_grad=False)
             layer.register_parameter(f"{product}_weight", parameter)
         for name in packed:

@@ -22,10 +22,6 @@ class DequantizedLinearKernel(MPLinearKernel):
     """
 
     @classmethod
-    def get_min_capability(cls) -> int:
-        return -1
-
-    @classmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
         if not current_platform.is_cpu():
             return False, "would take the memory of the unquantized weight"
@@ -53,7 +49,9 @@ class DequantizedLinearKernel(MPLinearKernel):
         )
         replace_parameter(layer, self.w_q_name, weight)
 
-    def apply_weights(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def apply_weights(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return torch.nn.functional.linear(x, getattr(layer, self.w_q_name), bias)
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return -1  # no GPU
