@@ -47,6 +47,7 @@ def write(
     claims: Sequence[Claim],
     gpus: str | None = None,
     elsewhere: dict | None = None,
+    measured: str | None = None,
 ) -> None:
     """Write a record.
 
@@ -57,13 +58,14 @@ def write(
         claims: what the samples are said to show
         gpus: e.g. "2 x NVIDIA H200"; None for a run without
         elsewhere: `hardware()` of the machine that measured, where it is not this one
+        measured: the commit that was measured; None asks git, which a machine that only got the files does not have
     """
     if not path.name.startswith(tuple(f"{subject}-" for subject in SUBJECTS)) or path.suffix != ".json":
         raise ValueError(f"{path.name} is not <subject>-<name>.json with a subject of {', '.join(SUBJECTS)}")
     upstream = tomllib.loads((ROOT / "upstream.toml").read_text())
     record = {
         "taken": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "commit": commit(),
+        "commit": measured or commit(),
         "upstream": f"vllm {upstream['version']}",
         "hardware": (elsewhere or hardware()) | ({"gpus": gpus} if gpus else {}),
         "settings": settings,
@@ -81,7 +83,10 @@ def read(path: Path) -> dict:
 def commit() -> str:
     """The commit that was measured; `+` behind it means that tracked files had been changed since."""
     git = ["git", "-C", str(ROOT)]
-    head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True)
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True)
+    except FileNotFoundError:
+        return "unknown"
     if head.returncode:
         return "unknown"
     changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True).stdout

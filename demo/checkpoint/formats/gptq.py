@@ -19,7 +19,7 @@ def tensors(rounded: Rounded) -> dict[str, torch.Tensor]:
     """Tensors of one module, by the last part of their name."""
     scheme = rounded.scheme
     outputs, inputs = rounded.values.shape
-    zeros = torch.full((inputs // scheme.group, outputs), scheme.offset - 1)
+    zeros = torch.full((inputs // scheme.group, outputs), scheme.offset - 1, device=rounded.values.device)
     return {
         # [inputs / 8, outputs]: the words run along the inputs
         "qweight": pack_rows(rounded.values.int() + scheme.offset, scheme.bits).t().contiguous(),

@@ -13,10 +13,17 @@ import torch
 def pack_rows(values: torch.Tensor, bits: int) -> torch.Tensor:
     """int32 [rows, ceil(columns * bits / 32)] of unsigned `values` [rows, columns], each below 2**bits."""
     rows, columns = values.shape
-    words = -(-columns * bits // 32)
-    bit = (values.long()[..., None] >> torch.arange(bits)) & 1
-    string = torch.zeros(rows, words * 32, dtype=torch.int64)
-    string[:, : columns * bits] = bit.reshape(rows, columns * bits)
-    packed = (string.view(rows, words, 32) << torch.arange(32)).sum(-1)
+    # 32 values fill `bits` words exactly, so these runs can be packed side by side.
+    runs = -(-columns // 32)
+    padded = torch.zeros(rows, runs * 32, dtype=torch.int64, device=values.device)
+    padded[:, :columns] = values
+    padded = padded.view(rows, runs, 32)
+    words = torch.zeros(rows, runs, bits, dtype=torch.int64, device=values.device)
+    for position in range(32):
+        word, shift = divmod(position * bits, 32)
+        words[..., word] |= (padded[..., position] << shift) & 0xFFFFFFFF
+        if shift + bits > 32:
+            words[..., word + 1] |= padded[..., position] >> (32 - shift)
+    used = words.view(rows, runs * bits)[:, : -(-columns * bits // 32)]
     # 2**31 and up are the negative int32.
-    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+    return torch.where(used >= 2**31, used - 2**32, used).to(torch.int32)

@@ -11,17 +11,13 @@ from .reference import dequantize
 
 
 def dequantized_rows(
-    ids: torch.Tensor,
-    weight_packed: torch.Tensor,
-    weight_scale: torch.Tensor,
-    hidden: int,
-    num_bits: int,
+    ids: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, hidden: int, bits: int
 ) -> torch.Tensor:
     """The rows ``ids`` of a packed table, ``[ids, hidden]`` in the scales' dtype.
 
     Takes what upstream's Triton function takes.  Only the rows asked for are unpacked.
     """
-    return dequantize(weight_packed[ids], weight_scale[ids], num_bits, hidden, weight_scale.dtype)
+    return dequantize(packed[ids], scale[ids], bits, hidden, scale.dtype)
 
 
 def row_gather(triton_gather: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

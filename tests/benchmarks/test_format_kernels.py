@@ -1,0 +1,58 @@
+"""The GPU measurement's code, on the CPU and on a twentieth of the widths: everything but the kernels is the same."""
+
+import json
+
+from benchmarks import record
+from benchmarks.format_kernels import __main__ as command
+from benchmarks.format_kernels.cases import Geometry, cases
+from demo.checkpoint.mixes import PUBLISHED
+
+
+def test_one_case_of_each_kind(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "commit", lambda: "0123456789")
+    wanted = {"attention output", "experts", "lm_head", "embed_tokens", "hyper-connection up"}
+    monkeypatch.setattr(command, "cases", lambda geometry: [c for c in cases(geometry) if c.module in wanted])
+    out = tmp_path / "formats-test.json"
+    assert command.main(["--device", "cpu", "--narrow", "20", "--out", str(out)]) == 0
+    samples = json.loads(out.read_text())["samples"]
+    assert {row["module"] for row in samples} == wanted
+    assert not [row for row in samples if "error" in row]
+    assert all(row["relative"] < command.RELATIVE_LIMIT and row["bytes"] > 0 for row in samples)
+
+
+def test_a_case_that_fails_is_a_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "cases", lambda geometry: [c for c in cases(geometry) if c.module == "lm_head"])
+    monkeypatch.setattr(command, "build", lambda *_: 1 / 0)
+    out = tmp_path / "formats-test.json"
+    assert command.main(["--device", "cpu", "--narrow", "20", "--out", str(out)]) == 1
+    written = json.loads(out.read_text())
+    assert written["samples"][0]["error"] == "ZeroDivisionError: division by zero"
+    assert [claim["value"] for claim in written["claims"]][1] == 1
+
+
+def test_real_widths():
+    """Those of the published config; a fused layer's width is the sum of its parts."""
+    config = PUBLISHED
+    sizes = {(case.module, case.inputs, case.outputs) for case in cases(Geometry())}
+    hidden, head = config["hidden_size"], config["head_dim"]
+    q = 2 * config["num_attention_heads"] * head
+    kv = 2 * config["num_key_value_heads"] * head
+    index = (config["indexer_n_heads"] + config["indexer_kv_heads"]) * config["indexer_head_dim"]
+    key = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    value = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+    inner, streams = config["moe_intermediate_size"], config["hc_count"] * hidden
+    assert sizes == {
+        ("q, k, v", hidden, q + kv),
+        ("q, k, v and indexer", hidden, q + kv + index),
+        ("attention output", q // 2, hidden),
+        ("delta net q, k, v, z", hidden, 2 * key + 2 * value),
+        ("delta net output", value, hidden),
+        ("shared expert gate, up", hidden, 2 * config["shared_expert_intermediate_size"]),
+        ("shared expert down", config["shared_expert_intermediate_size"], hidden),
+        ("hyper-connection down", streams, config["hc_lowrank"]),
+        ("hyper-connection up", config["hc_lowrank"], streams),
+        ("experts", hidden, inner),
+        ("lm_head", hidden, config["vocab_size"]),
+        ("embed_tokens", hidden, config["vocab_size"]),
+    }
+    assert Geometry().experts == (config["num_experts"], config["num_experts_per_tok"])
