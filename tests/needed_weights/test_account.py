@@ -123,6 +123,15 @@ class TestReasons:
         module.quant_method = SimpleNamespace(uses_meta_device=True)
         assert "online" in self.of(module)
 
+    @pytest.mark.parametrize("has_bias", [False, True])
+    def test_room_for_biases_of_experts(self, has_bias):
+        module = nn.Module()
+        sizes = dict(hidden_dim=8, hidden_dim_unpadded=8)
+        sizes |= dict(intermediate_size_per_partition=4, intermediate_size_per_partition_unpadded=4)
+        module.moe_config = SimpleNamespace(has_bias=has_bias, **sizes)
+        assert bool(self.of(module, "w13_bias")) is not has_bias
+        assert self.of(module, "w13_scales") is None
+
     def test_padding_of_the_hyper_connection(self):
         parent = nn.Module()
         parent.pad_size = 2

@@ -159,6 +159,8 @@ def reason(model: nn.Module, name: str, parameter: nn.Parameter, hole: Hole) -> 
     if padding and leaf == "weight" and hole.missing <= padding * parameter.shape[-1]:
         return "the hyper-connection's projection is padded to 16 rows, and their outputs are dropped"
     moe = getattr(module, "moe_config", None)
+    if leaf in ("w13_bias", "w2_bias") and moe is not None and not moe.has_bias:
+        return "the GPTQ layout has room for experts' biases, and zeros stand for none"
     if moe is not None and (
         moe.hidden_dim != moe.hidden_dim_unpadded
         or moe.intermediate_size_per_partition != moe.intermediate_size_per_partition_unpadded

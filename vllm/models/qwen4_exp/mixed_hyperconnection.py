@@ -50,6 +50,8 @@ class MixedGatedResidual(GatedResidual):
 
         if self._split:
             del self.input_mix_weight_down_block_inject
+            # Rows that fill the merged layer up to 16; there is none.
+            self.pad_size = 0
             self.block_inject_weight = projection(INJECT, self.hyper_hidden_size, self.hc_count)
             self.load_weights = self._load_split
         if self._split or scheme_of(quant_config, maybe_prefix(prefix, LOW_RANK)):
