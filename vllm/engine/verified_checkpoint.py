@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look at the checkpoint's headers before a process starts that would load it.
+
+A missing, cut-off or foreign file otherwise shows minutes into loading, as one traceback
+per stage, or not at all: as wrong words.  What can be wrong, and how it is found, is
+``vllm.ampere``'s; here stands when a server looks, and what it makes of it.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.ampere.checkpoint import Checkpoint, read
+from vllm.ampere.checkpoint.table import table_rows
+from vllm.ampere.finding import REFUSE, Finding
+from vllm.ampere.findings import files, findings, refuse
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = init_logger(__name__)
+
+#: The key below `--additional-config`, and its values: refuse to serve, say what is wrong and serve, do not look.
+KEY = "checkpoint_check"
+SETTINGS = ("refuse", "warn", "off")
+
+_MODELS = ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration")
+#: load formats that read the model directory's safetensors files
+_FORMATS = ("auto", "hf", "safetensors", "fastsafetensors", "instanttensor")
+#: warned about in more detail where the server takes its defaults
+_SAID_ELSEWHERE = ("SamplingUnsaid", "SharedTargetUnused")
+
+
+class UnknownCheckpointCheck(ValueError):
+    """A value that `checkpoint_check` does not have."""
+
+
+class Nvfp4NeedsGpu(Finding):
+    what = "NVFP4 weights cannot be computed with here"
+    remedy = (
+        "They run weight-only on NVIDIA GPUs of compute capability 7.5 and later. Serve a BF16, GPTQ or "
+        "compressed-tensors INT checkpoint here instead; an NVFP4 n-gram table beside such weights is fine."
+    )
+
+
+class TableRefused(Finding):
+    what = "The n-gram table cannot be read"
+
+
+def setting(additional_config: Any) -> str:
+    """The value of `checkpoint_check`.
+
+    Raises:
+        UnknownCheckpointCheck: it is none of SETTINGS
+    """
+    value = additional_config.get(KEY, SETTINGS[0]) if isinstance(additional_config, dict) else SETTINGS[0]
+    if value not in SETTINGS:
+        raise UnknownCheckpointCheck(f"additional_config[{KEY!r}] is {value!r}, known are {', '.join(SETTINGS)}")
+    return value
+
+
+def verify_checkpoint(vllm_config: "VllmConfig") -> None:
+    """Refuse a broken checkpoint, and warn of what it leaves open.
+
+    Called once the configuration is complete and before any process is started.  Only
+    directories are looked at: of a hub id the loader may still have files to fetch.
+    Where the command line changes the model's config, what the files say against it is a
+    warning; what is wrong with a file itself stays a refusal.
+
+    Raises:
+        Finding: a subclass for each way to be wrong; further refusals are notes of the first
+        UnknownCheckpointCheck: see ``setting``
+    """
+    model = vllm_config.model_config
+    wanted = setting(vllm_config.additional_config)
+    if wanted == "off" or getattr(model, "architecture", None) not in _MODELS:
+        return
+    if vllm_config.load_config.load_format not in _FORMATS or not os.path.isdir(model.model):
+        return
+    started = time.monotonic()
+    overridden = bool(model.hf_overrides) or model.hf_config_path is not None
+    try:
+        found, checkpoint = _look(model.model)
+    except Finding as finding:
+        found, checkpoint = [finding], None
+    for finding in found:
+        if finding.severity == REFUSE and (wanted == "warn" or overridden and not _of_a_file(finding)):
+            logger.warning(
+                "%s (served all the same: %s)", finding, "overridden config" if overridden else f"{KEY}=warn"
+            )
+        elif finding.severity != REFUSE and finding.name not in _SAID_ELSEWHERE:
+            logger.warning("%s", finding)
+    refuse(f for f in found if not (wanted == "warn" or overridden and not _of_a_file(f)))
+    if checkpoint is not None:
+        logger.info(
+            "Checkpoint: %d files, %d tensors, looked at by their headers in %.1f s",
+            len(checkpoint.shards),
+            sum(len(shard.tensors) for shard in checkpoint.shards.values()),
+            time.monotonic() - started,
+        )
+
+
+def _look(model: str) -> tuple[list[Finding], Checkpoint]:
+    checkpoint = read(model)
+    found = findings(checkpoint)
+    if not any(finding.severity == REFUSE for finding in found):
+        found = [*_table(checkpoint), *nvfp4(checkpoint), *found]
+    return found, checkpoint
+
+
+def _of_a_file(finding: Finding) -> bool:
+    """Whether a finding is about a file by itself, whatever the config says."""
+    return type(finding).__module__ in (files.__name__, "vllm.ampere.checkpoint.errors")
+
+
+def _table(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What the store that serves the rows would refuse, asked before it is built."""
+    # On use: its package imports torch, which a checkpoint of another model does not need.
+    from vllm.models.qwen4_exp.ple_store.errors import PLEStoreError
+    from vllm.models.qwen4_exp.ple_store.formats import locate_table
+    from vllm.models.qwen4_exp.ple_store.locate import TableShape
+
+    text = checkpoint.text
+    for index, layer in enumerate(text.ple_layer_ids):
+        name = f"layers.{layer - 1}.ple.ple_embedding.ngram_embedding"
+        width = text.ple_embed_dim // text.ngram_heads
+        shape = TableShape(rows=table_rows(text, index), dim=width, parts=text.split_ngram_parts)
+        try:
+            table = locate_table(checkpoint.path, name, shape)
+        except PLEStoreError as error:
+            refused = TableRefused(Path(error.path).name, error.expected, error.actual)
+            refused.what, refused.remedy = error.what, error.remedy
+            yield refused
+        else:
+            logger.info("n-gram table of layer %d: %d rows, %s", layer - 1, table.rows.rows, table)
+
+
+def nvfp4(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Say how this platform computes with NVFP4 weights, or that it cannot.
+
+    Upstream takes native FP4 from compute capability 10.0 on, and Marlin with 16-bit
+    activations below; on other platforms the choice stays upstream's.
+    """
+    names = [
+        name
+        for name, storage in checkpoint.storages.items()
+        if storage.kind == "nvfp4" and checkpoint.modules[name].kind != "ngram_table"
+    ]
+    if not names:
+        return
+    wanted = f"an NVIDIA GPU for {len(names)} modules, the first of them {names[0]}"
+    if current_platform.is_cpu():
+        yield Nvfp4NeedsGpu("config.json, quantization_config", wanted, "the CPU")
+    elif current_platform.is_cuda():
+        capability = current_platform.get_device_capability()
+        if capability is None or capability.to_int() < 75:
+            yield Nvfp4NeedsGpu("config.json, quantization_config", wanted, f"compute capability {capability}")
+        elif capability.to_int() < 100:
+            logger.info(
+                "NVFP4 weights of %d modules are used weight-only, through Marlin: compute capability %s has no FP4.",
+                len(names),
+                capability.as_version_str(),
+            )
