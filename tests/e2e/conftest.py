@@ -49,7 +49,14 @@ def run_job(checkpoint, tmp_path_factory):
     root = tmp_path_factory.mktemp("jobs")
     numbers = iter(range(1000))
 
-    def run(name: str | Path, batches: list[list[dict]], *, partition: str | None = None, **engine) -> dict:
+    def run(
+        name: str | Path,
+        batches: list[list[dict]],
+        *,
+        partition: str | None = None,
+        watch: Path | None = None,
+        **engine,
+    ) -> dict:
         model = name if isinstance(name, Path) else checkpoint(name)
         settings = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_memory_bytes": 64 << 20} | engine
         job = {"model": str(model), "engine": settings, "batches": batches}
@@ -57,6 +64,8 @@ def run_job(checkpoint, tmp_path_factory):
         folder.mkdir()
         (folder / "job.json").write_text(json.dumps(job))
         environment = {"VLLM_PP_LAYER_PARTITION": partition} if partition else {}
+        if watch:
+            environment |= {"WATCH_FILES": str(watch), "PYTHONPATH": str(HERE / "watch")}
         log = folder / "log.txt"
         with log.open("wb") as out:
             done = subprocess.run(
