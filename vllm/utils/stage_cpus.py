@@ -7,8 +7,14 @@ the cores of the nodes that there are, in equal runs, or one each in turn where 
 are fewer cores than workers; and they share the node's memory.
 """
 
+import hashlib
+import os
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
+
+import torch
 
 from vllm import envs
 from vllm.utils.cpu_resource_utils import (
@@ -21,11 +27,20 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 AUTO = "auto"
+NOBIND = "nobind"
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+#: Workers on this machine, where that is not the configuration's ``local_world_size``: under Ray, which
+#: knows only after placing them.  Set once, in a worker.
+_workers_here: int | None = None
 
 
-def bind_mask(
-    workers: int, local_dp_rank: int | None, nodes: Sequence[int] | None
-) -> str:
+class CoreListsDoNotFit(ValueError):
+    """``VLLM_CPU_OMP_THREADS_BIND`` has another number of lists than this machine has stages."""
+
+
+def bind_mask(workers: int, local_dp_rank: int | None, nodes: Sequence[int] | None) -> str:
     """The value that ``VLLM_CPU_OMP_THREADS_BIND`` stands for on this machine.
 
     Args:
@@ -82,5 +97,55 @@ def memory_fraction(vllm_config: "VllmConfig") -> float:
     """
     parallel = vllm_config.parallel_config
     nodes = len(get_visible_memory_node(parallel.assigned_physical_gpu_ids))
-    sharing = -(-parallel.local_world_size // max(1, nodes))
+    sharing = -(-(_workers_here or parallel.local_world_size) // max(1, nodes))
     return vllm_config.cache_config.gpu_memory_utilization / sharing
+
+
+def machine() -> str:
+    """Equal for two processes that have the same cores: of one machine, and of one set of CPUs where containers have sets."""
+    boot = BOOT_ID.read_text() if BOOT_ID.exists() else os.uname().nodename
+    cpus = sorted(os.sched_getaffinity(0))
+    return hashlib.sha256(f"{boot} {cpus}".encode()).hexdigest()
+
+
+def take_share(vllm_config: "VllmConfig", index: int, workers: int) -> list[int]:
+    """Give this worker its cores and its part of the memory, in a process that somebody else started.
+
+    A worker that vLLM starts finds both in its environment, where OpenMP reads them as it is loaded.  Under Ray it is
+    loaded by then, so the calling thread, which is the one that computes, is bound and its threads are counted here;
+    the threads that it starts later stay on the same cores.
+
+    Args:
+        index: which worker of this machine
+        workers: how many there are
+
+    Returns its cores.
+
+    Raises:
+        CoreListsDoNotFit: see there.
+    """
+    global _workers_here
+    from vllm.utils.ompmultiprocessing import OMPProcessManager
+
+    setting = envs.VLLM_CPU_OMP_THREADS_BIND
+    if setting not in (AUTO, NOBIND) and len(lists := setting.split("|")) != workers:
+        raise CoreListsDoNotFit(
+            f"VLLM_CPU_OMP_THREADS_BIND={setting} has {len(lists)} lists of cores and this machine ({os.uname().nodename}) "
+            f"{workers} stages; set one list for each stage of this machine before `ray start` there"
+        )
+    parallel = vllm_config.parallel_config
+    here = SimpleNamespace(
+        local_world_size=workers,
+        data_parallel_rank_local=None,
+        assigned_physical_gpu_ids=parallel.assigned_physical_gpu_ids,
+        _api_process_count=parallel._api_process_count,
+    )
+    manager = OMPProcessManager(
+        SimpleNamespace(parallel_config=here, kv_transfer_config=vllm_config.kv_transfer_config)
+    )
+    _workers_here = workers
+    cores = manager.cpu_lists[index] if manager.cpu_lists else sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores)
+    # Ray has set OMP_NUM_THREADS to 1.
+    torch.set_num_threads(len(cores))
+    return cores

@@ -1,0 +1,114 @@
+"""`vllm serve` over two Ray nodes of this machine, a stage on each: transformers' tokens, and the death of a stage."""
+
+import socket
+import time
+
+import pytest
+
+from benchmarks.faults import leftovers
+from benchmarks.faults.stream import Stream
+from benchmarks.ray_stages.cluster import RayCluster
+from demo.checkpoint.geometry import geometry
+from demo.checkpoint.write import build
+from demo.reference import load
+from demo.run import ENGINE
+from demo.server import Server, free_port
+from tests.e2e.compare import LARGEST
+from tests.e2e.prompts import decisive
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+READY_LIMIT = 500
+#: Seconds after the death of a stage.  Measured: 1 and 6; the machine of a test run does other things besides.
+CLIENT_WITHIN = 10
+END_WITHIN = 60
+ANSWER = 16
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ray") / "checkpoint"
+    build(path, geometry("tiny"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with RayCluster(nodes=2, env={1: {"VLLM_PP_LAYER_PARTITION": "6,2"}}) as running:
+        yield running
+    assert not running.folder.exists()
+    assert not [node for node in running.nodes if node.processes()]
+
+
+@pytest.fixture(scope="module")
+def server(cluster, checkpoint, tmp_path_factory):
+    with Server(
+        checkpoint,
+        stages=2,
+        port=free_port(),
+        log=tmp_path_factory.mktemp("server") / "serve.log",
+        arguments=[*ENGINE, "--distributed-executor-backend", "ray", "--max-num-batched-tokens", "64"],
+        env={"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_PP_LAYER_PARTITION": "3,5", **cluster.env},
+    ) as running:
+        running.wait_until_healthy(READY_LIMIT, lambda seconds, milestone: None)
+        yield running
+
+
+def test_a_stage_is_on_each_node(cluster, server):
+    assert [[node.stage(stage) is not None for stage in (0, 1)] for node in cluster.nodes] == [
+        [True, False],
+        [False, True],
+    ]
+    ids = [node.node_id() for node in cluster.nodes]
+    assert ids[0] != ids[1]
+    log = server.log.read_text(errors="replace")
+    assert f"stage 0 on {socket.gethostname()} " in log and f"Ray node {ids[1][:8]})" in log
+
+
+def test_stages_exchange_over_the_network(server):
+    """Else shared memory would carry what a network has to between real machines."""
+    assert "CPU SHM communicator disabled for group pp:0" in server.log.read_text(errors="replace")
+
+
+def test_the_servers_partition_holds_on_every_node(server):
+    """The second node was started with another one, which would have it load other layers."""
+    log = server.log.read_text(errors="replace")
+    assert "stage 0: layers 0-2" in log
+    assert "VLLM_PP_LAYER_PARTITION=6,2 of this machine is not used" in log
+
+
+def test_tokens_are_transformers(server, checkpoint):
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=300, max_retries=0)
+    prompt, expected = decisive(load(checkpoint), 150, ANSWER, seed=31)
+    done = client.completions.create(
+        model="qwen4-exp-demo",
+        prompt=prompt,
+        max_tokens=ANSWER,
+        temperature=0,
+        logprobs=1,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    )
+    choice = done.choices[0]
+    assert choice.token_ids == expected.tokens
+    assert max(abs(a - b) for a, b in zip(choice.logprobs.token_logprobs, expected.logprobs, strict=True)) <= LARGEST
+
+
+def test_the_death_of_a_stage_ends_the_server(cluster, server):
+    """Last: the server is gone afterwards."""
+    stages = [cluster.nodes[number].stage(number) for number in (0, 1)]
+    names = leftovers.shared_memory(server.process.pid)
+    stream = Stream(int(server.url.rsplit(":", 1)[1]), [7 + n for n in range(40)], length=1500).start()
+    assert stream.wait_for_tokens(5, 60), stream.detail
+    struck = time.monotonic()
+    stages[1].kill()
+    assert stream.ended.wait(CLIENT_WITHIN), "the client waits for a stage that is gone"
+    assert stream.end == "error", stream.detail
+    assert server.process.wait(END_WITHIN - (time.monotonic() - struck)) == 1
+    deadline = struck + END_WITHIN
+    while stages[0].is_running() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not stages[0].is_running(), "the other stage stayed behind"
+    assert not leftovers.of_session(server.process.pid)
+    assert not leftovers.still_there(names)
