@@ -73,6 +73,7 @@ class StageWorkerProc(RayWorkerProc):
 
     def run(self) -> None:
         name_process()
+        drop_name(self.worker_response_mq)
         config = self._init_kwargs["vllm_config"]
         start_watch_dog(f"worker_{self.rank}", config.watchdog_config, logger)
         super().run()
@@ -92,6 +93,17 @@ def name_process() -> None:
     # Not public: should it move, stages keep Ray's name.
     with suppress(AttributeError):
         ray._raylet.setproctitle(f"{envs.VLLM_PROCESS_NAME_PREFIX}::Worker{''.join(parts)}")
+
+
+def drop_name(queue: Any) -> None:
+    """Remove the name of the queue's shared memory; its one reader, the engine, has mapped it before `run` is called.
+
+    The memory goes with the last process that has it mapped.  A name goes when its maker ends in good order or, after a
+    kill, by a helper process of the maker's, and Ray kills that helper, too: each killed server left 250 MB of names.
+    """
+    if queue.buffer is not None:
+        queue.buffer.shared_memory.unlink()
+        queue.buffer.is_creator = False
 
 
 def post_sentry(limit: float) -> None:

@@ -1,0 +1,121 @@
+"""A server over two Ray nodes, with a stage on each, and what is seen after something of it is gone."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.faults import leftovers, scene
+from benchmarks.faults.stream import Stream
+from benchmarks.ray_stages.cluster import Node, RayCluster
+from demo.run import ENGINE
+from demo.server import Server, free_port
+
+#: The server's own clock is read four times a second.
+LOOK = 0.25
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is struck, with which signal, while a client reads its answer; `what` is the row's name in the page."""
+
+    name: str
+    what: str
+    signal: str
+
+    def targets(self, server: Server, node: Node) -> list[psutil.Process]:
+        if self.name.startswith("stage"):
+            return [node.stage(1)]
+        if self.name.startswith("raylet"):
+            return [node.raylet()]
+        if self.name.startswith("engine"):
+            return [leftovers.engine(server.process.pid)]
+        return node.processes()
+
+
+CASES = (
+    Case("stage-killed", "last stage's process killed", "SIGKILL"),
+    Case("stage-stopped", "last stage's process stopped", "SIGSTOP"),
+    Case("raylet-killed", "raylet of its machine killed", "SIGKILL"),
+    Case("machine-killed", "all Ray processes of its machine killed", "SIGKILL"),
+    Case("machine-silent", "all of them stopped, as of a machine without power or network", "SIGSTOP"),
+    Case("engine-killed", "engine killed", "SIGKILL"),
+)
+
+
+@dataclass
+class Seen:
+    """Seconds since the fault; None where it did not happen within the patience."""
+
+    case: str
+    client: str = ""
+    client_s: float | None = None
+    health: str = ""
+    health_s: float | None = None
+    exit_status: int | None = None
+    exit_s: float | None = None
+    other_stage_gone_s: float | None = None
+    left_processes: list[str] | None = None
+    left_shared_memory: list[str] | None = None
+
+
+def serve(checkpoint: Path, log: Path, cluster: RayCluster, arguments: list[str] | None = None) -> Server:
+    return Server(
+        checkpoint,
+        stages=2,
+        port=free_port(),
+        log=log,
+        arguments=[*ENGINE, "--distributed-executor-backend", "ray", *(arguments or [])],
+        env={"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **cluster.env},
+    )
+
+
+def play(case: Case, checkpoint: Path, patience: float, ray_env: dict[str, str]) -> dict:
+    """One cluster, one server, one fault; `ray_env` is for every node's `ray start`."""
+    with RayCluster(2, env={0: ray_env, 1: ray_env}) as cluster:
+        log = cluster.folder / "serve.log"
+        with serve(checkpoint, log, cluster) as server:
+            server.wait_until_healthy(scene.READY_LIMIT * 2, lambda seconds, milestone: None)
+            stream = Stream(int(server.url.rsplit(":", 1)[1]), [7 + n for n in range(40)], length=1900).start()
+            if not stream.wait_for_tokens(5, 60):
+                raise RuntimeError(f"no tokens to interrupt: {stream.end} {stream.detail}")
+            seen = strike(case, server, cluster, stream, patience)
+        if folder := os.environ.get("FAULT_LOG"):
+            Path(folder, f"ray-{case.name}.log").write_bytes(log.read_bytes())
+        return asdict(seen)
+
+
+def strike(case: Case, server: Server, cluster: RayCluster, stream: Stream, patience: float) -> Seen:
+    """Deliver the signal and watch until the server has ended or `patience` seconds have passed."""
+    assert server.process is not None
+    targets = case.targets(server, cluster.nodes[1])
+    first_stage = cluster.nodes[0].stage(0)
+    names = leftovers.shared_memory(server.process.pid)
+    struck = time.monotonic()
+    for process in targets:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(getattr(signal, case.signal))
+    seen = Seen(case.name)
+    while time.monotonic() < struck + patience:
+        now = round(time.monotonic() - struck, 1)
+        if seen.health_s is None and (bad := scene._bad_health(server.url)):
+            seen.health, seen.health_s = bad, now
+        if seen.exit_s is None and server.process.poll() is not None:
+            seen.exit_status, seen.exit_s = server.process.returncode, now
+        if seen.other_stage_gone_s is None and not first_stage.is_running():
+            seen.other_stage_gone_s = now
+        if seen.exit_s is not None and seen.other_stage_gone_s is not None:
+            break
+        time.sleep(LOOK)
+    stream.ended.wait(1.0)
+    seen.client = f"{stream.end}: {stream.detail}" if stream.ended.is_set() else "nothing"
+    seen.client_s = round(stream.ended_at - struck, 1) if stream.ended.is_set() else None
+    # The resource tracker removes shared memory after the last process; it is given a second.
+    time.sleep(1.0)
+    seen.left_processes = sorted(leftovers.title(process) for process in leftovers.of_session(server.process.pid))
+    seen.left_shared_memory = sorted(leftovers.still_there(names))
+    return seen
