@@ -1,4 +1,4 @@
-import pytest
+import importlib.util
 
-# `make install` brings Ray; an environment that was made before may lack it.
-pytest.importorskip("ray", reason="Ray is not installed: run `make install` again")
+# An environment that was made before Ray was among the requirements; `make install` brings it.
+collect_ignore_glob = [] if importlib.util.find_spec("ray") else ["test_*.py"]

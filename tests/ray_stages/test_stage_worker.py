@@ -33,7 +33,7 @@ def worker(monkeypatch):
 def test_a_stage_takes_its_share_of_the_machine(worker, monkeypatch):
     made, calls, shares = worker
     monkeypatch.delenv("VLLM_PP_LAYER_PARTITION", raising=False)
-    made.initialize_worker(1, {}, "tcp://a:1", {"HOME": "/elsewhere"}, [0, 1])
+    made.initialize_worker(1, {}, "tcp://a:1", {"HOME": "/elsewhere"}, assigned_physical_gpu_ids=[0, 1])
     assert shares == [(1, 2)]
     # On the CPU the ids were ranks; upstream takes ids for NUMA nodes there.
     assert calls == [(1, {}, "tcp://a:1", {"HOME": "/elsewhere"}, None)]
@@ -50,7 +50,7 @@ def test_on_gpus_the_ids_are_rays(worker, monkeypatch):
     monkeypatch.setattr(ray_stage_worker.current_platform, "is_cpu", lambda: False)
     monkeypatch.setattr(RayWorkerProc, "get_node_and_physical_gpu_ids", lambda self: ("node", [3]))
     assert made.get_node_and_physical_gpu_ids() == ("node", [3])
-    made.initialize_worker(0, {}, "tcp://a:1", {}, [3])
+    made.initialize_worker(0, {}, "tcp://a:1", {}, assigned_physical_gpu_ids=[3])
     assert calls[0][-1] == [3] and not shares
 
 

@@ -50,26 +50,32 @@ class StageWorkerProc(RayWorkerProc):
     def initialize_worker(
         self,
         local_rank: int,
-        env_vars: dict[str, str],
-        distributed_init_method: str,
-        driver_env_vars: dict[str, str] | None = None,
-        assigned_physical_gpu_ids: list[int] | None = None,
+        variables: dict[str, str],
+        rendezvous: str,
+        server_variables: dict[str, str],
+        *,
+        assigned_physical_gpu_ids: list[int],
     ) -> None:
-        """As upstream's; see get_node_and_physical_gpu_ids for what the ids are on the CPU."""
-        driver = driver_env_vars or {}
-        take_partition(os.environ, driver)
+        """Load the model; called by the executor with what it made of get_node_and_physical_gpu_ids.
+
+        Args:
+            local_rank: this worker's place among those of its node, on the CPU of its machine
+            variables: of the environment, to be set whatever is set here
+            rendezvous: where the ranks of all stages meet, tcp://address:port
+            server_variables: the server's whole environment, for what is not set here
+            assigned_physical_gpu_ids: of all workers of this node; on the CPU their ranks
+        """
+        take_partition(os.environ, server_variables)
         addresses = {name: [entry.address for entry in entries] for name, entries in psutil.net_if_addrs().items()}
-        choose_interface(os.environ, driver, ray.util.get_node_ip_address(), addresses)
+        choose_interface(os.environ, server_variables, ray.util.get_node_ip_address(), addresses)
+        ids: list[int] | None = assigned_physical_gpu_ids
         if current_platform.is_cpu():
-            for name, value in driver.items():
+            for name, value in server_variables.items():
                 # Upstream does this too, but after the cores are chosen by one of them.
                 os.environ.setdefault(name, value)
-            assert assigned_physical_gpu_ids is not None
             stage_cpus.take_share(self._init_kwargs["vllm_config"], local_rank, len(assigned_physical_gpu_ids))
-            assigned_physical_gpu_ids = None
-        super().initialize_worker(
-            local_rank, env_vars, distributed_init_method, driver_env_vars, assigned_physical_gpu_ids
-        )
+            ids = None
+        super().initialize_worker(local_rank, variables, rendezvous, server_variables, ids)
 
     def run(self) -> None:
         name_process()
