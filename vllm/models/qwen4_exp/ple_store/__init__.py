@@ -17,6 +17,8 @@ the layer that hands that buffer to the model.
     staging.py    a step's batch -> its rows in that buffer
     methods.py    tables in memory, stored as their headers say; lookup.py is their kernel
     source.py     the engine's configuration -> directory and name of a table
+    received.py   sampled tokens of other stages, copied to the host as they come
+    decode_tokens.py  from these the n-grams of a step that only decodes
     settings.py   when ``host_file_gather`` is on, and what it refuses
     errors.py     one exception per way to be wrong
 """

@@ -105,7 +105,7 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
         """Fetch the rows of a step.
 
         Args:
-            ids: int64 ``[tokens, num_ngram_heads]`` on the device
+            ids: int64 ``[tokens, num_ngram_heads]``, on the device or the CPU
             padded_tokens: tokens that the forward will look at; rows between
                 ``tokens`` and this become zero, later ones stay as they are
 
@@ -115,10 +115,15 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
         tokens = ids.shape[0]
         rows, scales = self.table.gather(ids.cpu())
         # Codes travel to the device, and are multiplied there.
-        device = self.rows.device
-        scales = scales if scales is None else scales.to(device)
-        self.rows[:tokens] = dequantize(self.table.table, rows.to(device), scales, self.rows.dtype)
+        scales = scales if scales is None else self._send(scales)
+        self.rows[:tokens] = dequantize(self.table.table, self._send(rows), scales, self.rows.dtype)
         self.rows[tokens:padded_tokens].zero_()
+
+    def _send(self, values: torch.Tensor) -> torch.Tensor:
+        """``values`` on the device, without waiting for what the device does: pageable memory would."""
+        if self.rows.device.type == "cpu":
+            return values
+        return values.pin_memory().to(self.rows.device, non_blocking=True)
 
     def stage_zeros(self, padded_tokens: int) -> None:
         """Prepare a step without requests; no file is touched."""
