@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         "torch": torch.__version__,
     }
     gpus = f"1 x {torch.cuda.get_device_name(0)}" if args.device == "cuda" else None
-    record.write(args.out, settings, samples, claims, gpus, args.commit)
+    record.write(args.out, settings, samples, claims, gpus, measured=args.commit)
     print(f"{args.out}: {len(samples)} rows, {len(failed)} of them errors; largest relative error {relative:.5f}")
     return 0 if all(claim.holds for claim in claims) else 1
 
