@@ -1,10 +1,12 @@
 """Where a step's host time goes: the engine core and every stage, by phase and kind of step.
 
     python -m benchmarks.host_time CHECKPOINT [--stages 2 3] [--users 1 3] [--tokens 64] [--out pipeline-host-time-cpu.json]
-        [--engine '{"max_model_len": 1024}'] [--gpus "2 x NVIDIA H200"]
+        [--engine '{"max_model_len": 1024}'] [--gpus "2 x NVIDIA H200"] [--rounds 2]
+        [--variant now={} --variant 'before={"quiet_steps": false, "late_receive": false}']
 
 An engine for each number of stages, in processes of its own as a server has it, decodes for each number of users after
-a round that is not counted.  For use by another benchmark:
+a round that is not counted.  Variants are keys of additional_config; their engines take turns, ROUNDS times each, since
+other work on a machine comes and goes.  For use by another benchmark:
 
     reset(engine); …; figures = collect(engine)             an LLM or LLMEngine
     await areset(engine); …; figures = await acollect(engine)       an AsyncLLM
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -105,30 +108,37 @@ def decode(llm: Any, users: int, tokens: int) -> dict[str, float]:
     return {"seconds": round(seconds, 4), "tokens_per_s_per_user": round(tokens / seconds, 3)}
 
 
-def one_engine(checkpoint: str, stages: int, options: argparse.Namespace, out: Path) -> None:
+def one_engine(checkpoint: str, options: argparse.Namespace) -> None:
     from vllm import LLM
 
+    (stages,), ((variant, switches),) = options.stages, map(named, options.variant)
     arguments = ENGINE | json.loads(options.engine)
-    additional = arguments.pop("additional_config", {}) | {"stage_times": True}
+    additional = arguments.pop("additional_config", {}) | switches | {"stage_times": True}
     llm = LLM(checkpoint, pipeline_parallel_size=stages, additional_config=additional, **arguments)
     samples = []
     for users in options.users:
         decode(llm, users, min(8, options.tokens))
         reset(llm)
         rate = decode(llm, users, options.tokens)
-        what = {"stages": stages, "users": users, "tokens_per_s_per_user": rate["tokens_per_s_per_user"]}
-        samples += rows(collect(llm), **what)
-    out.write_text(json.dumps(samples))
+        what = {"variant": variant, "stages": stages, "users": users}
+        samples += rows(collect(llm), **what, tokens_per_s_per_user=rate["tokens_per_s_per_user"])
+    options.one_engine.write_text(json.dumps(samples))
+
+
+def named(variant: str) -> tuple[str, dict[str, Any]]:
+    """NAME=JSON, taken apart."""
+    name, _, switches = variant.partition("=")
+    return name, json.loads(switches)
 
 
 def table(samples: list[dict[str, Any]]) -> str:
     """For reading on a terminal."""
     lines, seen = [], None
     for sample in samples:
-        head = (sample["stages"], sample["users"], sample["part"], sample["step"])
+        head = (sample["variant"], sample["stages"], sample["users"], sample["part"], sample["step"])
         if head != seen:
             seen = head
-            lines.append("{} stages, {} users, {}: {} steps".format(*head))
+            lines.append("{}, {} stages, {} users, {}: {} steps".format(*head))
         lines.append(
             "    {phase:14} {ms_per_step:9.3f} ms a step   p50 {p50_ms:8.3f}   p90 {p90_ms:8.3f}   {count:6} times".format(
                 **sample
@@ -145,27 +155,32 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64, help="tokens that each user gets")
     parser.add_argument("--out", default=DEFAULT_OUT, help=f"a name in {record.FOLDER.name}/, or a path")
     parser.add_argument("--engine", default="{}", help="more arguments of LLM, as JSON")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--variant", action="append", help="NAME=JSON, keys of additional_config; now={} unless given")
     parser.add_argument("--gpus", help='what the record calls them, e.g. "2 x NVIDIA H200"')
     parser.add_argument("--one-engine", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.variant = options.variant or ["now={}"]
+    return options
 
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     if options.one_engine:
-        one_engine(options.checkpoint, options.stages[0], options, options.one_engine)
+        one_engine(options.checkpoint, options)
         return 0
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"} | os.environ
     samples = []
     with tempfile.TemporaryDirectory() as folder:
-        for stages in options.stages:
-            out = Path(folder) / f"{stages}.json"
-            command = [sys.executable, "-m", "benchmarks.host_time", *arguments]
-            # The last of an option that is given twice counts.
-            command += ["--stages", str(stages), "--one-engine", str(out)]
+        out = Path(folder) / "out.json"
+        for number, stages, variant in product(range(options.rounds), options.stages, options.variant):
+            command = [sys.executable, "-m", "benchmarks.host_time", options.checkpoint, "--engine", options.engine]
+            command += ["--tokens", str(options.tokens), "--users", *map(str, options.users)]
+            command += ["--stages", str(stages), "--variant", variant, "--one-engine", str(out)]
             subprocess.run(command, check=True, env=env, stdin=subprocess.DEVNULL)
-            samples += json.loads(out.read_text())
+            samples += [{"round": number} | sample for sample in json.loads(out.read_text())]
     settings = {"stages": options.stages, "users": options.users, "tokens": options.tokens, "prompt": PROMPT}
+    settings |= {"rounds": options.rounds, "variants": dict(map(named, options.variant))}
     settings |= {"checkpoint": Path(options.checkpoint).name, "engine": ENGINE | json.loads(options.engine)}
     path = record.FOLDER / options.out if Path(options.out).parent == Path() else Path(options.out)
     record.write(path, settings, samples, [], gpus=options.gpus)

@@ -9,6 +9,10 @@ from typing import Any
 SWITCHES = {
     # Time steps in the engine core and on every stage (vllm/v1/stage_times).
     "stage_times": False,
+    # Keep empty steps in the engine core (vllm/v1/engine/quiet_steps.py).
+    "quiet_steps": True,
+    # Prepare a micro-batch before waiting for its activations (vllm/v1/worker/late_receive.py).
+    "late_receive": True,
 }
 
 
