@@ -39,6 +39,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--contexts", type=_numbers, default=[8192, 65536])
     parser.add_argument("--users", type=_numbers, default=[1, 2, 4, 8])
     parser.add_argument("--rules", default="um128")
+    parser.add_argument(
+        "--additional-config", type=json.loads, default={}, help="vLLM's option of that name: switches to be off"
+    )
     parser.add_argument("--kv-gib", type=float, default=20.0)
     return top.parse_args()
 
@@ -58,7 +61,7 @@ def build(asked: argparse.Namespace, folder: Path):
         "skip_tokenizer_init": True,
         "scheduler_cls": f"benchmarks.pipeline_rates.switch.{'Switched' if cpu else 'AsyncSwitched'}",
         "engram_config": {"host_file_gather": True},
-        "additional_config": {"stage_times": True},
+        "additional_config": {"stage_times": True} | asked.additional_config,
     }
     if asked.config:
         settings["load_format"] = "dummy"
