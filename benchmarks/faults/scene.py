@@ -17,7 +17,7 @@ from benchmarks.faults.stream import Stream
 from benchmarks.record import ROOT
 from demo.server import Server, free_port
 
-READY_LIMIT = 240
+READY_LIMIT = 480
 #: Small, so that a long prompt is many steps of prefill.
 CHUNK = 32
 PROMPT = [7 + n % 200 for n in range(1500)]
