@@ -5,10 +5,12 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from vllm.v1.executor import stage_failures
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor, WorkerProc
 from vllm.v1.executor.stage_failures import UnheardFailure, end_after_death, end_unheard, failures_first
+from vllm.v1.outputs import AsyncModelRunnerOutput
 
 SUCCESS, FAILURE = WorkerProc.ResponseStatus.SUCCESS, WorkerProc.ResponseStatus.FAILURE
 
@@ -91,9 +93,18 @@ def test_one_queue_is_read_as_it_is():
     assert list(failures_first([queue], None, SUCCESS)) == [queue]
 
 
-def fail_a_step(rank: int):
+#: What a stage raises that runs out of memory: on the host, and on a device. Both are exceptions like any other here;
+#: the second needs no device to be raised.
+ERRORS = pytest.mark.parametrize(
+    "error",
+    [MemoryError("full"), torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")],
+    ids=str,
+)
+
+
+def fail_a_step(rank: int, error: Exception):
     def execute_model():
-        raise MemoryError("full")
+        raise error
 
     config = SimpleNamespace(parallel_config=SimpleNamespace(enable_fault_tolerance=False))
     heard = []
@@ -104,15 +115,41 @@ def fail_a_step(rank: int):
     return heard
 
 
-def test_a_failed_step_of_the_answering_stage_is_its_answer(ends):
-    (error,) = fail_a_step(rank=1)
-    assert isinstance(error, MemoryError) and not ends
+@ERRORS
+def test_a_failed_step_of_the_answering_stage_is_its_answer(ends, error):
+    (heard,) = fail_a_step(1, error)
+    assert heard is error and not ends
 
 
-def test_a_failed_step_of_another_stage_ends_the_worker(ends):
-    with pytest.raises(UnheardFailure, match="execute_model failed with MemoryError: full"):
-        fail_a_step(rank=0)
+@ERRORS
+def test_a_failed_step_of_another_stage_ends_the_worker(ends, error):
+    with pytest.raises(UnheardFailure, match=f"execute_model failed with {type(error).__name__}: {error}"):
+        fail_a_step(0, error)
     assert ends == [stage_failures.END]
+
+
+class Late(AsyncModelRunnerOutput):
+    """A step that fails only when its result is fetched, as kernels that were launched before do."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def get_output(self):
+        raise self.error
+
+    def get_kv_connector_output(self):
+        return None
+
+
+@ERRORS
+@pytest.mark.parametrize("late", [False, True], ids=["in the step", "in its result"])
+def test_the_answer_reaches_the_engine_as_a_failure(error, late):
+    sent = []
+    worker = SimpleNamespace(worker_response_mq=SimpleNamespace(enqueue=sent.append))
+    WorkerProc.enqueue_output(worker, Late(error) if late else error)
+    stub = executor(Queue(*sent))
+    with pytest.raises(RuntimeError, match=str(error)):
+        MultiprocExecutor.collective_rpc(stub, "execute_model")
 
 
 def test_fault_tolerance_keeps_the_worker(ends):
