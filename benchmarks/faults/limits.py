@@ -43,6 +43,7 @@ def play(checkpoint: Path, stages: int, env: dict[str, str]) -> Iterator[dict]:
         for name, arguments in SMALL_POOLS.items():
             yield _small_pool(checkpoint, stages, log, env, name, arguments)
         yield server_killed(checkpoint, stages, log, env)
+        yield stopped_while_loading(checkpoint, stages, log, env)
 
 
 def ask(server: Server, prompt: list[int], length: int) -> Stream:
@@ -139,6 +140,18 @@ def server_killed(checkpoint: Path, stages: int, log: Path, env: dict) -> dict:
         leftovers.remove(leader, names)
     left_names = f"{len(there)} names in /dev/shm left" if there else "no names in /dev/shm left"
     return {"limit": "SIGKILL of the API server", "answer": (gone or f"{len(left)} processes left, ") + left_names}
+
+
+def stopped_while_loading(checkpoint: Path, stages: int, log: Path, env: dict[str, str]) -> dict:
+    """SIGTERM once the engine's process is there, and the server waits for it."""
+    with scene.start(checkpoint, stages, log, env) as server:
+        assert server.process is not None
+        leader = server.process.pid
+        while leftovers.engine(leader) is None:
+            time.sleep(0.2)
+        answer = asked_to_stop(server)["answer"]
+        left = leftovers.of_session(leader)
+    return {"limit": "SIGTERM during load", "answer": f"{answer}, {len(left)} processes left"}
 
 
 METRICS = {

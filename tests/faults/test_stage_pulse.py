@@ -14,45 +14,51 @@ from vllm.v1.executor import stage_pulse
 
 #: The module by itself: it needs the standard library only, and vllm takes its time to import.
 ALONE = {**os.environ, "PYTHONPATH": str(Path(stage_pulse.__file__).parent)}
-#: Starts a worker that beats and sleeps, says its pid, and waits to be killed.  Guarded, because the worker is spawned.
-ENGINE = """
+#: Starts a process that sleeps, says its pid, and waits to be killed.  Guarded, because the child is spawned.
+STARTER = """
 import multiprocessing, sys, time
-from stage_pulse import Beating
+from stage_pulse import Beating, end_with_starter
+def serve():
+    end_with_starter()
+    time.sleep(300)
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
     clock = context.RawValue("d", 0.0)
-    worker = context.Process(target=Beating(clock, time.sleep), args=(300,), daemon=True)
-    worker.start()
-    while not clock.value:
+    target = Beating(clock, time.sleep) if sys.argv[1] == "worker" else serve
+    child = context.Process(target=target, args=(300,) if sys.argv[1] == "worker" else (), daemon=True)
+    child.start()
+    while sys.argv[1] == "worker" and not clock.value:
         time.sleep(0.05)
     first = clock.value
     time.sleep(1.2)
-    print(worker.pid, clock.value > first, flush=True)
+    print(child.pid, clock.value > first, flush=True)
     time.sleep(300)
 """
 
 
-@pytest.fixture
-def engine(tmp_path):
-    script = tmp_path / "engine.py"
-    script.write_text(ENGINE)
-    process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=ALONE)
+@pytest.fixture(params=["worker", "API server"])
+def started(request, tmp_path):
+    script = tmp_path / "starter.py"
+    script.write_text(STARTER)
+    command = [sys.executable, script, request.param]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ALONE)
     pid, beats = process.stdout.readline().split()
-    yield process, int(pid), beats == "True"
+    yield process, int(pid), beats == str(request.param == "worker")
     process.kill()
     process.wait()
     if psutil.pid_exists(int(pid)):
         os.kill(int(pid), signal.SIGKILL)
 
 
-def test_a_worker_beats_and_ends_after_its_engine(engine):
-    process, worker, beats = engine
-    assert beats
+def test_a_process_ends_after_the_one_that_started_it(started):
+    process, child, beats = started
+    assert beats, "a worker beats, an API server has nobody who listens"
+    assert psutil.pid_exists(child)
     process.kill()
     process.wait()
     killed = time.monotonic()
-    while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() - killed < stage_pulse.GRACE + 4, "the worker outlived its engine"
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() - killed < stage_pulse.GRACE + 4, "it outlived the process that started it"
         time.sleep(0.1)
 
 

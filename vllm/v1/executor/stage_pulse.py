@@ -43,16 +43,43 @@ def beat(clock: Any) -> None:
     A worker reads the pipe that tells of its engine's death only once the model is loaded, and then only wakes its
     queues: one that waits for another stage would wait on as an orphan.  An engine has no such pipe.
     """
-    starter = parent_process()
-    assert starter is not None, "workers and engines are always another process's children"
-    pid = os.getppid()
-    while True:
+    starter = Starter()
+    clock.value = time.monotonic()
+    while not starter.gone(within=INTERVAL):
         clock.value = time.monotonic()
+    end_within(GRACE)
+
+
+def end_with_starter() -> None:
+    """See to it, on a thread, that this process does not outlive the one that started it.
+
+    For the API servers where there are several: the process that started them would have told them that the engine is
+    gone, and without it they would go on accepting requests that nobody answers.
+    """
+    starter = Starter()
+
+    def wait() -> None:
+        while not starter.gone(within=INTERVAL):
+            pass
+        end_within(GRACE)
+
+    threading.Thread(target=wait, daemon=True, name="StagePulse").start()
+
+
+class Starter:
+    """The process that started this one, which must be another process's child."""
+
+    def __init__(self) -> None:
+        starter = parent_process()
+        assert starter is not None, "workers, engines and API servers of several are always another process's children"
+        self.sentinel = starter.sentinel
+        self.pid = os.getppid()
+
+    def gone(self, within: float) -> bool:
+        """Whether it ends within that many seconds."""
         # The sentinel also tells of the death of a starter whose children are another process's (forkserver); the
         # parent's id tells of it where a forked sibling still holds the sentinel's other end.
-        if connection.wait([starter.sentinel], timeout=INTERVAL) or os.getppid() != pid:
-            end_within(GRACE)
-            return
+        return bool(connection.wait([self.sentinel], timeout=within)) or os.getppid() != self.pid
 
 
 def end_within(seconds: float) -> None:
