@@ -55,6 +55,8 @@ def engine_config(model: str, setup: Setup) -> VllmConfig:
     config = EngineArgs(
         model=model,
         skip_tokenizer_init=True,
+        # There are no weights, and none are looked for.
+        load_format="dummy",
         pipeline_parallel_size=setup.stages,
         max_model_len=4096,
         max_num_batched_tokens=max(setup.budget, setup.seats),

@@ -52,8 +52,9 @@ def test_a_real_configuration_of_the_model_over_stages_has_it(model):
     from vllm.engine.arg_utils import EngineArgs
 
     def chosen(stages: int, **arguments) -> type:
-        arguments |= {"max_model_len": 512, "skip_tokenizer_init": True, "pipeline_parallel_size": stages}
-        return EngineArgs(model=model, **arguments).create_engine_config().scheduler_config.get_scheduler_cls()
+        arguments |= {"max_model_len": 512, "skip_tokenizer_init": True, "load_format": "dummy"}
+        made = EngineArgs(model=model, pipeline_parallel_size=stages, **arguments).create_engine_config()
+        return made.scheduler_config.get_scheduler_cls()
 
     assert chosen(3) is PipelineScheduler
     assert chosen(1) is Scheduler
