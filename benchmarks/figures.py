@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks import checkpoint_pages
 from benchmarks import host_time_tables as host_time
 from benchmarks.faults import table as faults
 from benchmarks.pipeline_model import tables as pipeline
@@ -43,6 +44,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"demo figures": demo_table},
     "docs/ampere-multigpu/pipeline.md": pipeline.PAGE,
     "docs/ampere-multigpu/faults.md": faults.PAGE,
+    "docs/ampere-multigpu/check.md": checkpoint_pages.PAGE,
     "docs/ampere-multigpu/host-time.md": host_time.PAGE,
 }
 

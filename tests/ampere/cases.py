@@ -428,7 +428,7 @@ def packed_with_gaps(out: Path) -> tuple[str, ...]:
     draft = Draft.mixed()
     draft.tensors = published(draft.config, mixes.autoround_loose)
     draft.write(out)
-    return ("layers.0.linear_attn.in_proj_qkv", "48 words (6 bits of 256 inputs)", "found 52")
+    return ("layers.0.linear_attn.in_proj_qkv", "48 words a row (6 bits, 256 inputs)", "found 52")
 
 
 @case

@@ -33,8 +33,8 @@ class Names:
     exact: dict[str, Any] = field(default_factory=dict)
     patterns: tuple[tuple[re.Pattern, Any], ...] = ()
     linear: Any = None
-    #: all patterns as one, since most of 70,000 experts match the same one and the rest none
-    some: re.Pattern = re.compile(r"(?!)")
+    #: answers by `template`, where no pattern names a number: 70,000 experts are then three questions
+    known: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, items: Iterable[tuple[str, Any]]) -> Names:
@@ -48,20 +48,28 @@ class Names:
                 patterns[name[3:]] = value
             else:
                 exact[name] = value
-        compiled = [_compiled(text) for text in patterns]
-        some = _compiled("|".join(f"(?:{pattern.pattern})" for pattern in compiled) or "(?!)")
-        return cls(exact, tuple(zip(compiled, patterns.values())), linear, some)
+        numbered = any(re.search(r"\d", text.replace(r"\d", "")) for text in patterns)
+        compiled = tuple((_compiled(text), value) for text, value in patterns.items())
+        return cls(exact, compiled, linear, None if numbered else {})
 
-    def find(self, module: str) -> Any:
+    def find(self, module: str, template: str = "") -> Any:
         """The value for a canonical module name, None if it is not listed. `linear` is left to the caller."""
         if self.exact:
             for form in _FORMS:
                 if (value := self.exact.get(form + module)) is not None:
                     return value
-        if self.patterns:
-            for form in _FORMS[:3]:
-                if self.some.match(name := form + module):
-                    return next(value for pattern, value in self.patterns if pattern.match(name))
+        if self.known is None or not template:
+            return self._match(module)
+        if template not in self.known:
+            self.known[template] = self._match(module)
+        return self.known[template]
+
+    def _match(self, module: str) -> Any:
+        for form in _FORMS:
+            name = form + module
+            for pattern, value in self.patterns:
+                if pattern.match(name):
+                    return value
         return None
 
 
@@ -97,11 +105,11 @@ class Declared:
         """Whether which modules are quantized is taken from the tensors, and only the scheme from here."""
         return self.method in ("gptq", "auto-round")
 
-    def scheme(self, module: str, part: Part | None) -> Scheme | None:
+    def scheme(self, module: str, part: Part | None, template: str = "") -> Scheme | None:
         """The scheme of a canonical module name; None if it says that the module is not quantized."""
-        if self.ignored.find(module):
+        if self.ignored.find(module, template):
             return None
-        if (found := self.targets.find(module)) is not None:
+        if (found := self.targets.find(module, template)) is not None:
             return found or None
         if part is None or part.kind != LINEAR:
             return None

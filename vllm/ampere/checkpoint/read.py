@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.ampere.checkpoint import documents
 from vllm.ampere.checkpoint.config import TextConfig, text_config
@@ -36,8 +36,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@dataclass(frozen=True)
-class Module:
+class Module(NamedTuple):
     """A module of the checkpoint: its tensors by what stands after its name ("" for the name alone)."""
 
     name: str
@@ -97,7 +96,8 @@ class Checkpoint:
     @cached_property
     def schemes(self) -> dict[str, Scheme | None]:
         """How each module of the decoder is said to be stored; None for not quantized."""
-        return {name: self.declared.scheme(name, self.parts.get(name)) for name in self.modules}
+        scheme, parts = self.declared.scheme, self.parts
+        return {name: scheme(name, parts.get(name), module.template) for name, module in self.modules.items()}
 
     @cached_property
     def storages(self) -> dict[str, Storage]:

@@ -67,7 +67,7 @@ Signature = tuple[tuple[str, str, tuple[int, ...]], ...]
 
 def signature(tensors: dict[str, Tensor]) -> Signature:
     """What `observe` looks at; equal for the tens of thousands of experts."""
-    return tuple(sorted((suffix, tensor.dtype, tensor.shape) for suffix, tensor in tensors.items()))
+    return tuple([(suffix, tensor.dtype, tensor.shape) for suffix, tensor in tensors.items()])
 
 
 @lru_cache(maxsize=4096)

@@ -115,6 +115,7 @@ def is_router(module: Module) -> bool:
 
 def _tensors(checkpoint: Checkpoint) -> Iterator[Finding]:
     seen: set[tuple[str, str]] = set()
+    gaps: list[tuple[str, Storage]] = []
     for name, module in checkpoint.modules.items():
         if module.kind == "ngram_table":
             continue
@@ -122,15 +123,19 @@ def _tensors(checkpoint: Checkpoint) -> Iterator[Finding]:
         if is_router(module) and storage.kind not in ("plain", "other") and (module.template, "") not in seen:
             seen.add((module.template, ""))
             yield RouterQuantized(name, "BF16, F16 or F32", str(storage))
-        if storage.loose and (module.template, "gaps") not in seen:
-            seen.add((module.template, "gaps"))
-            form = f"{storage.bits} bits of {storage.inputs} inputs"
-            expected = f"{words(storage.inputs, storage.bits, False)} words ({form})"
-            yield PackedWithGaps(name, expected, f"{words(storage.inputs, storage.bits, True)}")
+        if storage.loose:
+            gaps.append((name, storage))
         if storage.fault and (module.template, storage.fault) not in seen:
             seen.add((module.template, storage.fault))
             suffix, expected, found = storage.detail
             yield _FAULTS[storage.fault](f"{name}.{suffix}", expected, found)
+    if gaps:
+        name, storage = gaps[0]
+        more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        expected = (
+            f"{words(storage.inputs, storage.bits, False)} words a row ({storage.bits} bits, {storage.inputs} inputs)"
+        )
+        yield PackedWithGaps(name + more, expected, f"{words(storage.inputs, storage.bits, True)}")
 
 
 def _fused(checkpoint: Checkpoint) -> Iterator[Finding]:
