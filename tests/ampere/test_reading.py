@@ -141,6 +141,24 @@ def test_packed_widths(tensors, inputs, declared, expected) -> None:
     assert (storage.bits, storage.group, storage.loose) == expected and not storage.fault
 
 
+@pytest.mark.parametrize(
+    "tensors, expected",
+    [
+        ((("weight", "BF16", (8, 256)),), ("plain", "BF16", 8 * 256)),
+        ((("weight", "F8_E4M3", (8, 256)), ("weight_scale_inv", "F32", (1, 2))), ("fp8", "FP8", 8 * 256)),
+        ((("weight", "I8", (8, 256)), ("weight_scale", "BF16", (8, 1))), ("int8", "INT8 per channel", 8 * 256)),
+        ((("weight", "U8", (8, 128)), ("weight_scale", "F8_E4M3", (8, 16))), ("nvfp4", "NVFP4", 8 * 256)),
+        ((("weight_packed", "U8", (8, 128)), ("weight_scale", "U8", (8, 8))), ("mxfp4", "MXFP4", 8 * 256)),
+        ((("qweight", "I32", (32, 8)), ("scales", "F16", (2, 8))), ("gptq", "INT4 g128", 8 * 256)),
+        ((("qweight", "I32", (256, 1)), ("scales", "F16", (2, 8))), ("awq", "INT4 g128", 8 * 256)),
+    ],
+    ids=lambda value: value[0] if isinstance(value[0], str) else "",
+)
+def test_other_forms(tensors, expected) -> None:
+    storage = observe(tensors, 256)
+    assert (storage.kind, str(storage), storage.weights) == expected and not storage.fault
+
+
 def test_a_layer_list_of_another_length_is_said(tmp_path) -> None:
     draft = Draft()
     draft.config["layer_types"] = ["linear_attention"]

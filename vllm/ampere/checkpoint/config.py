@@ -10,10 +10,15 @@ from vllm.ampere.checkpoint.errors import AnotherModel, ConfigKeyMissing, Config
 
 MULTIMODAL, TEXT = "qwen4_exp", "qwen4_exp_text"
 #: names of the model before its release; the rest of such a config is the same
-OLD_TYPES = {"qwen3_8_flash_next": MULTIMODAL, "qwen3_8_flash_next_text": TEXT}
+OLD_TYPES = {
+    "qwen3_8_flash_next": MULTIMODAL,
+    "qwen3_8_flash_next_text": TEXT,
+    "qwen3_8_flash_next_vision": "qwen4_exp_vision",
+}
 OLD_CLASSES = {
     "Qwen3_8FlashNextForCausalLM": "Qwen4ExpForCausalLM",
     "Qwen3_8FlashNextForConditionalGeneration": "Qwen4ExpForConditionalGeneration",
+    "Qwen3_8FlashNextMTP": "Qwen4ExpMTP",
 }
 
 _REQUIRED = (
@@ -47,6 +52,8 @@ _DEFAULTS: dict[str, Any] = {
     "indexer_kv_heads": 1,
     "indexer_head_dim": 0,
 }
+#: bounds for what is counted through here; far beyond any model, and short of all memory
+_MOST = {"num_hidden_layers": 1000, "num_experts": 10_000, "ngram_vocab_size_base": 10**10, "split_ngram_parts": 10**5}
 #: further keys of the text config; in a multimodal config they are read from there only
 _OTHERS = (
     "full_attention_interval",
@@ -93,14 +100,16 @@ def text_config(config: dict[str, Any]) -> TextConfig:
     Raises:
         AnotherModel, ConfigKeyMissing, ConfigValueUnusable
     """
+    _named(config, CONFIG)
     model_type = OLD_TYPES.get(config.get("model_type"), config.get("model_type"))
     if model_type not in (MULTIMODAL, TEXT):
         raise AnotherModel(
             f"{CONFIG}, model_type", f"{MULTIMODAL} or {TEXT}", repr(model_type) if model_type else "no such key"
         )
+    for key in ("text_config", "vision_config"):
+        if config.get(key) is not None:
+            _named(config[key], f"{CONFIG}, {key}")
     nested = config.get("text_config")
-    if nested is not None and not isinstance(nested, dict):
-        raise ConfigValueUnusable(f"{CONFIG}, text_config", "an object", repr(nested))
     text = config if nested is None else nested
     misplaced: list[str] = []
     if nested is not None:
@@ -108,6 +117,17 @@ def text_config(config: dict[str, Any]) -> TextConfig:
         # What a server would not see is read from where it stands, so that one slip is one finding.
         text = {key: config[key] for key in misplaced if key not in nested} | nested
     return _build(text, config, model_type, tuple(misplaced))
+
+
+def _named(holder: object, place: str) -> None:
+    """Check the two keys by which a config says what it is of."""
+    if not isinstance(holder, dict):
+        raise ConfigValueUnusable(place, "an object", repr(holder))
+    if not isinstance(holder.get("model_type", ""), str | None):
+        raise ConfigValueUnusable(f"{place}, model_type", "a name", repr(holder["model_type"]))
+    names = holder.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigValueUnusable(f"{place}, architectures", "a list of names", repr(names))
 
 
 def _misplaced(key: str, config: dict[str, Any], nested: dict[str, Any]) -> bool:
@@ -124,21 +144,18 @@ def _build(text: dict[str, Any], config: dict[str, Any], model_type: str, mispla
     for key in (*_REQUIRED, *_DEFAULTS):
         value = text.get(key)
         value = _DEFAULTS.get(key) if value is None else value
-        least = 0 if key.startswith("indexer_") else 1
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigValueUnusable(f"{place}, {key}", f"a whole number of at least {least}", repr(value))
-        values[key] = value
-    values["ple_embed_dim"] = text.get("ple_embed_dim") or values["hidden_size"]
-    heads = (values["ngram_size"] - 1) * values["heads_per_ngram"]
-    if heads < 1 or values["ple_embed_dim"] % heads:
+        values[key] = _number(f"{place}, {key}", value, 0 if key.startswith("indexer_") else 1, _MOST.get(key, 10**7))
+    width = text.get("ple_embed_dim")
+    values["ple_embed_dim"] = values["hidden_size"] if width is None else _number(f"{place}, ple_embed_dim", width, 1)
+    heads = values["ngram_heads"] = (values["ngram_size"] - 1) * values["heads_per_ngram"]
+    if not 1 <= heads <= 4096 or values["ple_embed_dim"] % heads:
         raise ConfigValueUnusable(f"{place}, ple_embed_dim", f"a multiple of {heads} heads", values["ple_embed_dim"])
-    values["ngram_heads"] = heads
     layers = values["num_hidden_layers"]
     types = text.get("layer_types")
     if types is None:
-        interval = text.get("full_attention_interval") or 4
+        interval = _number(f"{place}, full_attention_interval", text.get("full_attention_interval") or 4, 1)
         types = ["full_attention" if (n + 1) % interval == 0 else "linear_attention" for n in range(layers)]
-    if not isinstance(types, list) or len(types) != layers:
+    if not isinstance(types, list) or len(types) != layers or not all(isinstance(name, str) for name in types):
         raise ConfigValueUnusable(f"{place}, layer_types", f"{layers} names (num_hidden_layers)", _length(types))
     ids = text.get("ple_layer_ids") or []
     if not isinstance(ids, list) or not all(isinstance(n, int) and 1 <= n <= layers for n in ids):
@@ -150,9 +167,15 @@ def _build(text: dict[str, Any], config: dict[str, Any], model_type: str, mispla
         ple_layer_ids=tuple(sorted(set(ids))),
         tie_word_embeddings=bool(tied),
         vision=model_type == MULTIMODAL and bool(config.get("vision_config")),
-        mtp_layers=int(text.get("mtp_num_hidden_layers") or 0),
+        mtp_layers=_number(f"{place}, mtp_num_hidden_layers", text.get("mtp_num_hidden_layers") or 0, 0, 100),
         misplaced=misplaced,
     )
+
+
+def _number(place: str, value: object, least: int, most: int = 10**7) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ConfigValueUnusable(place, f"a whole number from {least} to {most}", repr(value))
+    return value
 
 
 def _length(value: object) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vllm.ampere.checkpoint.documents import CONFIG
+from vllm.ampere.checkpoint.errors import ConfigValueUnusable
 from vllm.ampere.checkpoint.geometry import LINEAR, Part
 
 #: names under which one module may be listed
@@ -118,9 +120,20 @@ class Declared:
 
 
 def declared(config: dict[str, Any], modelopt: dict[str, Any] | None) -> Declared:
-    """From config.json, or the file of NVIDIA's exporter."""
-    nested = config.get("text_config") or {}
-    for holder in (config, nested):
+    """From config.json, or the file of NVIDIA's exporter.
+
+    Raises:
+        ConfigValueUnusable: an entry is of a type that it cannot have
+    """
+    try:
+        return _declared(config, modelopt)
+    except (TypeError, ValueError, AttributeError) as error:
+        found = f"{type(error).__name__}: {error}"
+        raise ConfigValueUnusable(f"{CONFIG}, quantization_config", "names, numbers and objects", found) from error
+
+
+def _declared(config: dict[str, Any], modelopt: dict[str, Any] | None) -> Declared:
+    for holder in (config, config.get("text_config") or {}):
         raw = holder.get("quantization_config") or holder.get("compression_config")
         if isinstance(raw, dict):
             break

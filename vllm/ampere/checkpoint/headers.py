@@ -103,8 +103,10 @@ def parse(fetched: tuple[Shard, bytes]) -> Shard:
         header.pop("__metadata__", None)
         entries = []
         for key, raw in header.items():
-            first, last = raw["data_offsets"]
-            entries.append((int(first), int(last), key, raw["dtype"], tuple(raw["shape"])))
+            (first, last), dtype, shape = raw["data_offsets"], raw["dtype"], tuple(raw["shape"])
+            if type(dtype) is not str or any(type(n) is not int or n < 0 for n in (first, last, *shape)):
+                raise TypeError(f"{key} has dtype {dtype!r}, shape {[*shape]} and offsets {[first, last]}")
+            entries.append((first, last, key, dtype, shape))
         entries.sort()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         shard.faults.append(NotSafetensors(name, "a JSON map of tensors", repr(error)))
@@ -125,6 +127,7 @@ def _place(shard: Shard, entries: list[tuple[int, int, str, str, tuple[int, ...]
         if last < first or (bits is not None and (last - first) * 8 != prod(shape) * bits):
             size = f"{prod(shape) * bits // 8} bytes" if bits else "a size"
             faults.append(TensorBytesWrong(f"{name}, {key}", f"{size} ({dtype} {[*shape]})", f"{last - first} bytes"))
+            last = max(first, last)
         if first < end:
             place = f"{name}, {before} and {key}"
             faults.append(OffsetsOverlap(place, f"the second from byte {end} on", f"from byte {first} on"))

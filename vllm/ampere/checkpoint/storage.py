@@ -5,7 +5,9 @@
     gptq     qweight I32 [words, out], scales [groups, out]                 gptqmodel, AutoRound
     fp8      weight F8_E4M3, weight_scale or weight_scale_inv
     int8     weight I8, weight_scale
+    awq      qweight I32 [in, words], scales [groups, out]
     nvfp4    weight or weight_packed U8 [out, in / 2], weight_scale F8_E4M3 [out, in / 16]
+    mxfp4    the same with scales of another dtype [out, in / 32]
 
 A width of six bits is packed in two ways: five to a word with two bits unused (compressed-tensors), or without a gap.
 """
@@ -19,7 +21,7 @@ from math import prod
 from vllm.ampere.checkpoint.headers import BITS, Tensor
 
 PLAIN = frozenset({"BF16", "F16", "F32", "F64"})
-_NVFP4_GROUP = 16
+_NVFP4_GROUP, _MXFP4_GROUP = 16, 32
 #: tried in this order where nothing is declared: powers of two first, since a width may fit two of them
 _WIDTHS = (4, 8, 6, 5, 3, 2, 7)
 
@@ -54,7 +56,7 @@ class Storage:
     def __str__(self) -> str:
         if self.kind == "plain":
             return {16: "BF16", 32: "F32", 64: "F64"}.get(self.bits, f"{self.bits} bits")
-        if self.kind in ("fp8", "nvfp4"):
+        if self.kind in ("fp8", "nvfp4", "mxfp4"):
             return self.kind.upper()
         if self.kind == "other":
             return f"{self.bits} bits"
@@ -90,7 +92,9 @@ def observe(found: Signature, inputs: int = 0, declared_bits: int = 0) -> Storag
     dtype, shape = tensors[name]
     outputs, width = (shape[0], prod(shape[1:])) if len(shape) > 1 else (prod(shape), 1)
     if dtype == "U8" and "weight_scale" in tensors:
-        return Storage("nvfp4", 4, _NVFP4_GROUP, inputs=2 * width, outputs=outputs, weights=2 * prod(shape))
+        nvfp4 = tensors["weight_scale"][0] == "F8_E4M3"
+        kind, group = ("nvfp4", _NVFP4_GROUP) if nvfp4 else ("mxfp4", _MXFP4_GROUP)
+        return Storage(kind, 4, group, inputs=2 * width, outputs=outputs, weights=2 * prod(shape))
     if dtype in ("F8_E4M3", "I8"):
         return _eight_bits(tensors, dtype, outputs, width)
     kind = "plain" if dtype in PLAIN else "other"
@@ -138,6 +142,8 @@ def _pack(tensors: dict, inputs: int, declared: int) -> Storage:
 def _gptq(tensors: dict, inputs: int, declared: int) -> Storage:
     _, packed = tensors["qweight"]
     rows, outputs = packed if len(packed) == 2 else (0, 0)
+    if rows and rows == inputs and "scales" in tensors:
+        return _awq(tensors, inputs, outputs)
     known = inputs or rows * 32 // (declared or 4)
     bits, loose = _width(rows, known, declared)
     form = dict(kind="gptq", bits=bits, loose=loose, inputs=known, outputs=outputs, weights=outputs * known)
@@ -154,6 +160,15 @@ def _gptq(tensors: dict, inputs: int, declared: int) -> Storage:
                 **form, group=made.group, fault="scale", detail=("qzeros", str([*expected]), str([*zeros[1]]))
             )
     return made
+
+
+def _awq(tensors: dict, inputs: int, columns: int) -> Storage:
+    """Packed along the outputs, so the scales say how many of these there are."""
+    _, scale = tensors["scales"]
+    groups, outputs = scale if len(scale) == 2 else (1, 0)
+    bits = columns * 32 // outputs if outputs else 0
+    group = _grouped(inputs, groups)
+    return Storage("awq", bits, group, inputs=inputs, outputs=outputs, weights=inputs * outputs)
 
 
 def _with_groups(form: dict, suffix: str, scale: tuple[int, ...], outputs: int, groups: int) -> Storage:

@@ -20,9 +20,11 @@ class KeyMisplaced(Finding):
 
 
 class OldModelName(Finding):
-    severity = WARN
     what = "The config has the model's name from before its release"
-    remedy = "Stock transformers and vLLM do not know it; vllm ampere check --repair OUT writes the present one."
+    remedy = (
+        "Neither transformers nor vLLM knows it any more; vllm ampere check --repair OUT writes the present one. Such "
+        "checkpoints may lack the tokenizer's reasoning tokens too: take the tokenizer files of the release."
+    )
 
 
 class OutputGateUnsaid(Finding):
@@ -50,10 +52,12 @@ def check(checkpoint: Checkpoint) -> Iterator[Finding]:
     for key in TOP_KEYS:
         if isinstance(text, dict) and key in text and key not in config:
             yield KeyMisplaced(f"{CONFIG}, text_config.{key}", "the key at the top", "the key in text_config only")
-    for key, old in (("model_type", OLD_TYPES), ("architectures", OLD_CLASSES)):
-        for name in _listed(config.get(key)):
-            if name in old:
-                yield OldModelName(f"{CONFIG}, {key}", old[name], name)
+    for level in ("", "text_config.", "vision_config."):
+        holder = config.get(level[:-1]) if level else config
+        for key, old in (("model_type", OLD_TYPES), ("architectures", OLD_CLASSES)):
+            for name in _listed(holder.get(key) if isinstance(holder, dict) else None):
+                if name in old:
+                    yield OldModelName(f"{CONFIG}, {level}{key}", old[name], name)
     if "output_gate_type" not in (text or {}) and "output_gate_type" not in config:
         place = CONFIG if text is None else f"{CONFIG}, text_config"
         yield OutputGateUnsaid(f"{place}, output_gate_type", "sigmoid or silu", f"no such key ({MULTIMODAL})")

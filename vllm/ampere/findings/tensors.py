@@ -89,7 +89,7 @@ def _shapes(checkpoint: Checkpoint) -> Iterator[Finding]:
 def _wrong_shape(checkpoint: Checkpoint, module: Module, part: Part) -> tuple[str, str, str] | None:
     """(suffix, expected, found) where the stored weight is not of the part's shape."""
     storage = checkpoint.storages[module.name]
-    if storage.kind in ("pack", "gptq"):
+    if storage.kind in ("pack", "gptq", "awq"):
         # Inputs were taken from the config already: a width that fits nothing is a finding of the scheme's.
         if part.kind == LINEAR and storage.outputs != part.shape[0]:
             suffix = "weight_packed" if storage.kind == "pack" else "qweight"
@@ -98,7 +98,7 @@ def _wrong_shape(checkpoint: Checkpoint, module: Module, part: Part) -> tuple[st
     for suffix in ("weight", "weight_packed", ""):
         if tensor := module.tensors.get(suffix):
             expected = part.shape
-            if storage.kind == "nvfp4":
+            if storage.kind in ("nvfp4", "mxfp4"):
                 expected = (*part.shape[:-1], part.shape[-1] // 2)
             return None if tensor.shape == expected else (suffix, str([*expected]), str([*tensor.shape]))
     return None

@@ -41,8 +41,10 @@ def _levels(checkpoint: Checkpoint, config: dict[str, Any]) -> list[str]:
 
 def _names(config: dict[str, Any]) -> list[str]:
     said = []
-    text = config.get("text_config")
-    for holder, at in ((config, ""), (text if isinstance(text, dict) else {}, "text_config.")):
+    for at in ("", "text_config.", "vision_config."):
+        holder = config.get(at[:-1]) if at else config
+        if not isinstance(holder, dict):
+            continue
         if (old := holder.get("model_type")) in OLD_TYPES:
             holder["model_type"] = OLD_TYPES[old]
             said.append(f"{at}model_type: {old} is now {OLD_TYPES[old]}")
