@@ -221,10 +221,13 @@ def key_misplaced(out: Path) -> tuple[str, ...]:
 
 @case
 def old_model_name(out: Path) -> tuple[str, ...]:
-    draft = Draft()
-    draft.config["model_type"] = "qwen3_8_flash_next_text"
+    draft = Draft.multimodal()
+    config = draft.config
+    config |= {"model_type": "qwen3_8_flash_next", "architectures": ["Qwen3_8_FlashNextForConditionalGeneration"]}
+    config["text_config"]["model_type"] = "qwen3_8_flash_next_text"
+    config["vision_config"]["model_type"] = "qwen3_8_flash_next_vision"
     draft.write(out)
-    return ("config.json, model_type", "qwen4_exp_text", "qwen3_8_flash_next_text")
+    return ("config.json, architectures", "Qwen4ExpForConditionalGeneration", "Qwen3_8_FlashNextFor")
 
 
 @case

@@ -153,3 +153,15 @@ def test_links_lead_past_the_links_of_a_hub_cache(tmp_path) -> None:
         (snapshot_folder / path.name).symlink_to(path)
     repaired(snapshot_folder, tmp_path / "out")
     assert all(path.readlink().parent == blobs for path in (tmp_path / "out").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["KeyMisplaced", "OldModelName"])
+def test_transformers_reads_the_repaired_config(name, tmp_path) -> None:
+    from transformers import AutoConfig
+
+    CASES[name](tmp_path / "model")
+    repaired(tmp_path / "model", tmp_path / "out")
+    config = AutoConfig.from_pretrained(tmp_path / "out")
+    assert config.architectures == ["Qwen4ExpForConditionalGeneration"]
+    assert (config.model_type, config.text_config.model_type) == ("qwen4_exp", "qwen4_exp_text")
+    assert config.text_config.hc_lowrank == 320 and config.text_config.num_experts == 4

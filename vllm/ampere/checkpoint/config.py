@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,17 +10,14 @@ from vllm.ampere.checkpoint.documents import CONFIG
 from vllm.ampere.checkpoint.errors import AnotherModel, ConfigKeyMissing, ConfigValueUnusable
 
 MULTIMODAL, TEXT = "qwen4_exp", "qwen4_exp_text"
-#: names of the model before its release; the rest of such a config is the same
-OLD_TYPES = {
-    "qwen3_8_flash_next": MULTIMODAL,
-    "qwen3_8_flash_next_text": TEXT,
-    "qwen3_8_flash_next_vision": "qwen4_exp_vision",
-}
-OLD_CLASSES = {
-    "Qwen3_8FlashNextForCausalLM": "Qwen4ExpForCausalLM",
-    "Qwen3_8FlashNextForConditionalGeneration": "Qwen4ExpForConditionalGeneration",
-    "Qwen3_8FlashNextMTP": "Qwen4ExpMTP",
-}
+#: names of the model on the day of its release, in both spellings; the rest of such a config is the same
+_OLD_TYPE, _OLD_CLASS = re.compile(r"^qwen3_8_flash_next(?=_|$)"), re.compile(r"^Qwen3_8_?FlashNext(?=For|MTP|$)")
+
+
+def present_name(name: str) -> str:
+    """A model type or class name as it is today; other names are returned as they are."""
+    return _OLD_CLASS.sub("Qwen4Exp", _OLD_TYPE.sub(MULTIMODAL, name))
+
 
 _REQUIRED = (
     "vocab_size",
@@ -101,7 +99,7 @@ def text_config(config: dict[str, Any]) -> TextConfig:
         AnotherModel, ConfigKeyMissing, ConfigValueUnusable
     """
     _named(config, CONFIG)
-    model_type = OLD_TYPES.get(config.get("model_type"), config.get("model_type"))
+    model_type = present_name(config.get("model_type") or "")
     if model_type not in (MULTIMODAL, TEXT):
         raise AnotherModel(
             f"{CONFIG}, model_type", f"{MULTIMODAL} or {TEXT}", repr(model_type) if model_type else "no such key"

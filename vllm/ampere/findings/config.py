@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm.ampere.checkpoint import Checkpoint
-from vllm.ampere.checkpoint.config import MULTIMODAL, OLD_CLASSES, OLD_TYPES
+from vllm.ampere.checkpoint.config import MULTIMODAL, present_name
 from vllm.ampere.checkpoint.documents import CONFIG, GENERATION_CONFIG
 from vllm.ampere.finding import WARN, Finding
 from vllm.ampere.sampling import EXAMPLE, SAMPLING_KEYS, sets_sampling
@@ -20,9 +20,10 @@ class KeyMisplaced(Finding):
 
 
 class OldModelName(Finding):
-    what = "The config has the model's name from before its release"
+    severity = WARN
+    what = "The config has the model's name of its first day"
     remedy = (
-        "Neither transformers nor vLLM knows it any more; vllm ampere check --repair OUT writes the present one. Such "
+        "This vLLM reads it, others do not know it any more; vllm ampere check --repair OUT writes the present one. Such "
         "checkpoints may lack the tokenizer's reasoning tokens too: take the tokenizer files of the release."
     )
 
@@ -54,10 +55,10 @@ def check(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield KeyMisplaced(f"{CONFIG}, text_config.{key}", "the key at the top", "the key in text_config only")
     for level in ("", "text_config.", "vision_config."):
         holder = config.get(level[:-1]) if level else config
-        for key, old in (("model_type", OLD_TYPES), ("architectures", OLD_CLASSES)):
-            for name in _listed(holder.get(key) if isinstance(holder, dict) else None):
-                if name in old:
-                    yield OldModelName(f"{CONFIG}, {level}{key}", old[name], name)
+        for key in ("model_type", "architectures"):
+            for name in _listed((holder or {}).get(key)):
+                if name and present_name(name) != name:
+                    yield OldModelName(f"{CONFIG}, {level}{key}", present_name(name), name)
     if "output_gate_type" not in (text or {}) and "output_gate_type" not in config:
         place = CONFIG if text is None else f"{CONFIG}, text_config"
         yield OutputGateUnsaid(f"{place}, output_gate_type", "sigmoid or silu", f"no such key ({MULTIMODAL})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.ampere.checkpoint import Checkpoint
-from vllm.ampere.checkpoint.config import OLD_CLASSES, OLD_TYPES
+from vllm.ampere.checkpoint.config import present_name
 from vllm.ampere.findings.config import TOP_KEYS
 from vllm.ampere.findings.ngram_table import ple_layers
 
@@ -43,15 +43,12 @@ def _names(config: dict[str, Any]) -> list[str]:
     said = []
     for at in ("", "text_config.", "vision_config."):
         holder = config.get(at[:-1]) if at else config
-        if not isinstance(holder, dict):
-            continue
-        if (old := holder.get("model_type")) in OLD_TYPES:
-            holder["model_type"] = OLD_TYPES[old]
-            said.append(f"{at}model_type: {old} is now {OLD_TYPES[old]}")
-        names = holder.get("architectures") or []
-        if any(name in OLD_CLASSES for name in names):
-            holder["architectures"] = [OLD_CLASSES.get(name, name) for name in names]
-            said.append(f"{at}architectures: {names} is now {holder['architectures']}")
+        for key in ("model_type", "architectures"):
+            old = (holder or {}).get(key)
+            new = [*map(present_name, old)] if isinstance(old, list) else old and present_name(old)
+            if new != old:
+                holder[key] = new
+                said.append(f"{at}{key}: {old} is now {new}")
     return said
 
 
