@@ -165,3 +165,16 @@ def test_transformers_reads_the_repaired_config(name, tmp_path) -> None:
     assert config.architectures == ["Qwen4ExpForConditionalGeneration"]
     assert (config.model_type, config.text_config.model_type) == ("qwen4_exp", "qwen4_exp_text")
     assert config.text_config.hc_lowrank == 320 and config.text_config.num_experts == 4
+
+
+def test_groups_of_other_types_are_kept(tmp_path) -> None:
+    """An FP8 group beside the integer ones is neither given their layers nor taken out."""
+    CASES["SharedTarget"](tmp_path / "model")
+    config = tmp_path / "model/config.json"
+    raw = json.loads(config.read_text())
+    fp8 = {"targets": ["re:.*visual.*"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
+    raw["quantization_config"]["config_groups"] = {"fp8": fp8} | raw["quantization_config"]["config_groups"]
+    config.write_text(json.dumps(raw))
+    assert repaired(tmp_path / "model", tmp_path / "out").remaining == []
+    groups = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]["config_groups"]
+    assert [*groups] == ["fp8", "group_0", "group_1", "group_2", "group_3"] and groups["fp8"] == fp8

@@ -19,21 +19,23 @@ def correct(checkpoint: Checkpoint, config: dict[str, Any]) -> list[str]:
     raw = _holder(config)
     if raw is None or checkpoint.declared.method != "compressed-tensors":
         return []
-    packed = _packed(checkpoint, {_declared(group) for group in groups(raw).values()})
+    there = [_declared(group) for group in _integer_groups(raw).values()]
+    packed = _packed(checkpoint, there)
     if not packed:
         return []
     said = []
     targets = _targets(checkpoint, packed)
     made: dict[str, dict[str, Any]] = {}
     taken: set[str] = set()
-    for key, patterns in targets.items():
+    for key in sorted(targets, key=lambda key: there.index(key) if key in there else len(there)):
+        patterns = targets[key]
         name, group = _group_for(key, raw, made)
         group["targets"] = patterns
         made[name] = group
         taken.add(name)
         said.append(f"config_groups.{name}: {_said(key)} for {', '.join(pattern[3:] for pattern in patterns)}")
-    # Groups of other kinds (activations of FP8, attention) are kept as they are.
-    kept = {name: group for name, group in raw["config_groups"].items() if name not in groups(raw)}
+    # Groups of other kinds (FP8, NVFP4, attention) are kept as they are.
+    kept = {name: group for name, group in raw["config_groups"].items() if name not in _integer_groups(raw)}
     for name in raw["config_groups"]:
         if name not in taken and name not in kept:
             said.append(f"config_groups.{name}: removed, no tensor is of its scheme")
@@ -50,7 +52,11 @@ def _holder(config: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _packed(checkpoint: Checkpoint, there: set[Key]) -> dict[str, Key]:
+def _integer_groups(raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: group for name, group in groups(raw).items() if group["weights"].get("type", "int") == "int"}
+
+
+def _packed(checkpoint: Checkpoint, there: list[Key]) -> dict[str, Key]:
     """Modules that are stored packed and whole; those with a fault of their own are left to their findings."""
     return {
         name: _key(storage, there)
@@ -59,7 +65,7 @@ def _packed(checkpoint: Checkpoint, there: set[Key]) -> dict[str, Key]:
     }
 
 
-def _key(storage: Storage, there: set[Key]) -> Key:
+def _key(storage: Storage, there: list[Key]) -> Key:
     """A single scale may stand for all inputs, or for a group that happens to be as large: whichever is declared."""
     key = storage.bits, storage.group, storage.symmetric
     as_group = storage.bits, storage.inputs, storage.symmetric
@@ -91,7 +97,7 @@ def _pattern(name: str) -> str:
 
 def _group_for(key: Key, raw: dict[str, Any], made: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The group that declares this scheme; one made after the first, where none does."""
-    there = groups(raw)
+    there = _integer_groups(raw)
     for name, group in there.items():
         if name not in made and _declared(group) == key:
             return name, copy.deepcopy(group)

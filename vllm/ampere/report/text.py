@@ -93,7 +93,7 @@ def _repair(done: dict[str, Any], paint: Paint) -> Iterator[str]:
 
 
 def _stages(stages: list[dict[str, Any]]) -> list[str]:
-    rows = [("stage", "layers", "GDN", "QSA", "resident", "also holds")]
+    rows = [("stage", "layers", "GDN", "QSA", "resident", "of it")]
     for stage in stages:
         extra = [
             f"{what} {size(stage[key])}"
@@ -102,7 +102,7 @@ def _stages(stages: list[dict[str, Any]]) -> list[str]:
                 ("lm_head", "lm_head_bytes"),
                 ("vision", "vision_bytes"),
                 ("MTP", "mtp_bytes"),
-                ("n-gram table, on disk or in host memory,", "ngram_table_bytes"),
+                ("beside it the n-gram table,", "ngram_table_bytes"),
             )
             if stage[key]
         ]
