@@ -1,8 +1,12 @@
 """Quantized checkpoints give the greedy tokens of transformers' model with the dequantized weights.
 
 Two checkpoints hold every scheme at once: see demo/checkpoint/formats/recipes.py.  The mixed one has a draft module,
-which an engine without speculative decoding passes over; the other one has the tensor names of the multimodal release.
+which an engine without speculative decoding passes over; the other one has the tensor names of the multimodal release
+and the model's name of the first day.
 """
+
+import json
+from pathlib import Path
 
 import pytest
 
@@ -39,10 +43,17 @@ def pairs(source, tmp_path_factory):
             prefix = MULTIMODAL if recipe == "gptq" else PLAIN
             out = tmp_path_factory.mktemp(recipe)
             pair = quantize(source, out, RECIPES[recipe], prefix=prefix, with_mtp=recipe == "mix")
+            if recipe == "gptq":
+                _name_as_on_day_zero(pair.quantized / "config.json")
             made[recipe] = pair, reference.load(pair.dequantized)
         return made[recipe]
 
     return get
+
+
+def _name_as_on_day_zero(file: Path) -> None:
+    old = {"architectures": ["Qwen3_8FlashNextForCausalLM"], "model_type": "qwen3_8_flash_next_text"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | old))
 
 
 @pytest.mark.parametrize(("recipe", "stages"), RUNS)

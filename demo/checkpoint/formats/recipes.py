@@ -70,4 +70,20 @@ GPTQ = Recipe(
     ),
 )
 
-RECIPES = {"mix": MIX, "gptq": GPTQ}
+
+def _body(layout: str, experts: Scheme, dense: Scheme) -> Recipe:
+    """Experts in one scheme, everything else that is usually packed in another, nothing beyond."""
+    return Recipe(
+        layout, (Rule(_EXPERTS, experts), *(Rule(p, dense) for p in (_ATTENTION, _DELTA_NET, _SHARED_EXPERT)))
+    )
+
+
+RECIPES = {
+    "mix": MIX,
+    "gptq": GPTQ,
+    # One scheme at a time, to see what each alone does.
+    "gptq-g32": _body("gptq", Scheme(4, 32), Scheme(4, 32)),
+    "gptq-g128": _body("gptq", INT4_G128, INT4_G128),
+    "int6": _body("compressed-tensors", INT4_G128, INT6_G64),
+    "int8": _body("compressed-tensors", INT4_G128, Scheme(8, 64)),
+}
