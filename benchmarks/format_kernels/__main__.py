@@ -129,6 +129,8 @@ def world(device: str) -> Iterator:
 
     vllm_config = VllmConfig()
     torch.set_default_dtype(torch.bfloat16)
+    # The reference is a float32 product; TF32 would round its factors to ten bits.
+    torch.backends.cuda.matmul.allow_tf32 = False
     with tempfile.TemporaryDirectory() as folder, set_current_vllm_config(vllm_config):
         backend = "gloo" if device == "cpu" else "nccl"
         parallel_state.init_distributed_environment(1, 0, f"file://{folder}/store", 0, backend)
