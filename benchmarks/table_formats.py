@@ -1,0 +1,129 @@
+"""N-gram tables in every published row format through whole engines on the CPU, against transformers.
+
+    python -m benchmarks.table_formats [--out FILE.json]      writes formats-ple-cpu.json, ten minutes on two idle cores
+
+A small checkpoint gets its table recoded (demo/checkpoint/table_formats.py).  An engine serves it with rows read from
+the files over two stages, and with the table loaded on one; transformers runs the same model with the dequantized
+table, so that all that may differ is what differs between the two for bf16 rows, the first case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from benchmarks import record
+from demo import reference
+from demo.checkpoint.geometry import geometry
+from demo.checkpoint.table_formats import FORMS, recode
+from demo.checkpoint.write import build
+from tests.e2e.compare import prompt_difference
+from tests.e2e.prompts import decisive
+
+OUT = record.FOLDER / "formats-ple-cpu.json"
+#: where rows come from, stages, and how that is asked for
+PLACES = {
+    "files": (2, {"host_file_gather": True}),
+    "memory": (1, {"host_file_gather": False, "cpu_offload": False}),
+}
+#: tokens of the prompts: beyond the sparse budget of 64, and within one chunk
+LENGTHS, ANSWER, CHUNK = (150, 23), 12, 64
+LARGEST = 0.2
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.table_formats", description=__doc__)
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args(argv)
+    samples: list[dict] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        build(folder / "bf16", geometry("tiny"))
+        for form in ("plain", *FORMS):
+            twin = recode(folder / "bf16", folder / form, form)
+            error = relative_error(folder / "bf16", twin)
+            model = reference.load(twin)
+            asked = [decisive(model, length, ANSWER, seed=length) for length in LENGTHS]
+            for place in PLACES:
+                for row in compare(model, asked, folder / form, place, folder):
+                    samples.append({"form": form, "table_error": error} | row)
+                    print(json.dumps(samples[-1]), flush=True)
+            write(args.out, samples)
+    return 0 if all(claim.holds for claim in claims(samples)) else 1
+
+
+def claims(samples: list[dict]) -> list[record.Claim]:
+    different = sum(row["tokens"] - row["tokens_equal"] for row in samples)
+    largest = max(row["largest_answer"] for row in samples)
+    return [
+        record.Claim("greedy tokens that differ from the dequantized model's", different, "tokens", 0, "<="),
+        record.Claim("largest log-probability difference of an answer, nats", largest, "nats", LARGEST, "<="),
+    ]
+
+
+def write(out: Path, samples: list[dict]) -> None:
+    settings = {"command": "python -m benchmarks.table_formats", "preset": "tiny", "chunk": CHUNK, "answer": ANSWER}
+    record.write(out, settings, samples, claims(samples))
+
+
+def relative_error(source: Path, twin: Path) -> float:
+    """Of the dequantized table, as a root mean square relative to the bf16 one's."""
+    tables = []
+    for folder in (source, twin):
+        rows = {}
+        for path in folder.glob("*.safetensors"):
+            rows |= {name: part for name, part in load_file(path).items() if "ngram_embedding" in name}
+        tables.append(torch.cat([rows[name].float() for name in sorted(rows)]))
+    return float((tables[0] - tables[1]).norm() / tables[0].norm())
+
+
+def compare(model, asked, checkpoint: Path, place: str, folder: Path) -> list[dict]:
+    stages, engram = PLACES[place]
+    engine = {
+        "max_model_len": 512,
+        "max_num_seqs": 8,
+        "kv_cache_memory_bytes": 64 << 20,
+        "pipeline_parallel_size": stages,
+        "max_num_batched_tokens": CHUNK,
+        "enable_prefix_caching": False,
+        "engram_config": engram,
+    }
+    batch = [{"prompt": prompt, "length": ANSWER, "prompt_logprobs": True} for prompt, _ in asked]
+    job, result, log = folder / "job.json", folder / "result.json", folder / "log.txt"
+    job.write_text(json.dumps({"model": str(checkpoint), "engine": engine, "batches": [batch]}))
+    environment = {name: value for name, value in os.environ.items() if name != "VLLM_PP_LAYER_PARTITION"}
+    with log.open("wb") as out:
+        program = record.ROOT / "tests/e2e/engine_job.py"
+        command = [sys.executable, str(program), str(job), str(result)]
+        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+    if done.returncode:
+        sys.exit(f"{checkpoint} from {place} ended with status {done.returncode}:\n{log.read_text()[-4000:]}")
+    rows = []
+    for got, (prompt, answer) in zip(json.loads(result.read_text())["batches"][0], asked, strict=True):
+        difference = prompt_difference(got, reference.prompt_logprobs(model, prompt))
+        pairs = zip(got["logprobs"], answer.logprobs, strict=True)
+        rows.append(
+            {
+                "rows_from": place,
+                "stages": stages,
+                "prompt": len(prompt),
+                "tokens": ANSWER,
+                "tokens_equal": sum(a == b for a, b in zip(got["tokens"], answer.tokens, strict=True)),
+                "largest_answer": max(abs(ours - theirs) for ours, theirs in pairs),
+                "prompt_median": difference.median,
+                "prompt_largest": difference.largest,
+            }
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())
