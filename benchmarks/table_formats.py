@@ -1,10 +1,11 @@
 """N-gram tables in every published row format through whole engines on the CPU, against transformers.
 
-    python -m benchmarks.table_formats [--out FILE.json]      writes formats-ple-cpu.json, ten minutes on two idle cores
+    python -m benchmarks.table_formats [--out FILE.json]      writes formats-ple-cpu.json, five minutes on two idle cores
 
-A small checkpoint gets its table recoded (demo/checkpoint/table_formats.py).  An engine serves it with rows read from
-the files over two stages, and with the table loaded on one; transformers runs the same model with the dequantized
-table, so that all that may differ is what differs between the two for bf16 rows, the first case.
+A small checkpoint gets its table recoded (demo/checkpoint/table_formats.py).  An engine serves it; transformers runs the
+same model with the dequantized table, so that all that may differ is what differs between the two for bf16 rows, the
+first case.  That rows from files and from memory are equal to the last bit is a unit test's
+(tests/ple_store/test_formats.py); here each format is served in one of the two ways.
 """
 
 from __future__ import annotations
@@ -23,16 +24,21 @@ from safetensors.torch import load_file
 from benchmarks import record
 from demo import reference
 from demo.checkpoint.geometry import geometry
-from demo.checkpoint.table_formats import FORMS, recode
+from demo.checkpoint.table_formats import recode
 from demo.checkpoint.write import build
 from tests.e2e.compare import prompt_difference
 from tests.e2e.prompts import decisive
 
 OUT = record.FOLDER / "formats-ple-cpu.json"
-#: where rows come from, stages, and how that is asked for
-PLACES = {
-    "files": (2, {"host_file_gather": True}),
-    "memory": (1, {"host_file_gather": False, "cpu_offload": False}),
+IN_FILES, IN_MEMORY = {"host_file_gather": True}, {"host_file_gather": False, "cpu_offload": False}
+#: form -> where rows come from, stages
+CASES = {
+    "plain": ("memory", 1),
+    "scaled": ("files", 2),
+    "scaled-f32": ("memory", 1),
+    "row-scaled": ("files", 1),
+    "row-scaled-int8": ("memory", 1),
+    "nvfp4": ("files", 2),
 }
 #: tokens of the prompts: beyond the sparse budget of 64, and within one chunk
 LENGTHS, ANSWER, CHUNK = (150, 23), 12, 64
@@ -47,15 +53,14 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         build(folder / "bf16", geometry("tiny"))
-        for form in ("plain", *FORMS):
+        for form, (place, stages) in CASES.items():
             twin = recode(folder / "bf16", folder / form, form)
             error = relative_error(folder / "bf16", twin)
             model = reference.load(twin)
             asked = [decisive(model, length, ANSWER, seed=length) for length in LENGTHS]
-            for place in PLACES:
-                for row in compare(model, asked, folder / form, place, folder):
-                    samples.append({"form": form, "table_error": error} | row)
-                    print(json.dumps(samples[-1]), flush=True)
+            for row in compare(model, asked, folder / form, place, stages, folder):
+                samples.append({"form": form, "table_error": error} | row)
+                print(json.dumps(samples[-1]), flush=True)
             write(args.out, samples)
     return 0 if all(claim.holds for claim in claims(samples)) else 1
 
@@ -85,8 +90,7 @@ def relative_error(source: Path, twin: Path) -> float:
     return float((tables[0] - tables[1]).norm() / tables[0].norm())
 
 
-def compare(model, asked, checkpoint: Path, place: str, folder: Path) -> list[dict]:
-    stages, engram = PLACES[place]
+def compare(model, asked, checkpoint: Path, place: str, stages: int, folder: Path) -> list[dict]:
     engine = {
         "max_model_len": 512,
         "max_num_seqs": 8,
@@ -94,7 +98,7 @@ def compare(model, asked, checkpoint: Path, place: str, folder: Path) -> list[di
         "pipeline_parallel_size": stages,
         "max_num_batched_tokens": CHUNK,
         "enable_prefix_caching": False,
-        "engram_config": engram,
+        "engram_config": IN_FILES if place == "files" else IN_MEMORY,
     }
     batch = [{"prompt": prompt, "length": ANSWER, "prompt_logprobs": True} for prompt, _ in asked]
     job, result, log = folder / "job.json", folder / "result.json", folder / "log.txt"
