@@ -93,6 +93,21 @@ def test_tensors_with_a_reason_are_not_warned_about(checkpoint, said):
     assert "mtp.layers.0.norm.weight" not in files.taken and "model.visual.a" not in files.taken
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_experts_of_another_rank(checkpoint, said, ranks):
+    """Under expert parallelism each rank is handed all experts and stores its own."""
+    model = Qwen4ExpForCausalLM()
+    experts = model.model.layers[5].mlp.experts
+    sizes = dict.fromkeys(("hidden_dim", "intermediate_size_per_partition"), WIDTH)
+    sizes |= {f"{name}_unpadded": size for name, size in sizes.items()}
+    experts.moe_config = SimpleNamespace(ep_size=ranks, has_bias=True, **sizes)
+    store = experts.load_weights
+    experts.load_weights = lambda weights: store((n, w) for n, w in weights if not n.startswith("3."))
+    with pytest.raises(WeightsNotFilled):  # the stand-in's parameter has room for all
+        checkpoint().load(model)
+    assert len(said) == (1 if ranks == 1 else 0)
+
+
 def test_other_models_are_left_alone(checkpoint, said):
     class Other(Qwen4ExpForCausalLM):
         pass

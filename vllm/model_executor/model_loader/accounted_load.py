@@ -104,7 +104,8 @@ def load_accounted(
         loaded = model.load_weights(taken)
     stage = stage_name(model)
     logger.info("Loaded %s: %d tensors, %.3f GiB", stage, taken.tensors, taken.bytes / 2**30)
-    if left := [name for name in taken.left if not name.endswith(_DROPPED)]:
+    divided = _experts_are_divided(model)
+    if left := [n for n in taken.left if not n.endswith(_DROPPED) and not (divided and ".experts." in n)]:
         logger.warning(
             "%d tensors of the checkpoint are not used by %s, nor by another: %s%s",
             len(left),
@@ -177,6 +178,12 @@ def stage_name(model: nn.Module) -> str:
     inner = next((m for m in model.modules() if hasattr(m, "start_layer") and hasattr(m, "end_layer")), None)
     layers = f" (layers {inner.start_layer} to {inner.end_layer - 1})" if inner is not None else ""
     return f"pipeline stage {group.rank_in_group}{layers}"
+
+
+def _experts_are_divided(model: nn.Module) -> bool:
+    """Whether ranks of this stage hold different experts, so that one of them passes over another's."""
+    configs = (getattr(module, "moe_config", None) for module in model.modules())
+    return any(getattr(config, "ep_size", 1) > 1 for config in configs if config is not None)
 
 
 def _is_table(name: str) -> bool:
