@@ -48,7 +48,9 @@ def keep(path: Path, row: dict) -> None:
 def write_record(paths: list[Path]) -> int:
     rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     settings = {"checkpoint": "random, 8 layers", "arguments": scene.ARGUMENTS, "stages": rows[0]["stages"]}
-    record.write(OUT, settings, rows, claims([row for row in rows if row["label"] == "after" and "fault" in row]))
+    after = [row for row in rows if row["label"] == "after"]
+    held = claims([row for row in after if "fault" in row]) + limit_claims([row for row in after if "limit" in row])
+    record.write(OUT, settings, rows, held)
     return 0
 
 
@@ -56,7 +58,7 @@ def claims(rows: list[dict]) -> list[record.Claim]:
     """What the page promises, of rows that were all measured with the default silence limit."""
     never = float("inf")
     ended = [row for row in rows if row["exit_status"] == 1]
-    left = [row for row in rows if row["left_processes"] or row["left_shared_memory"] or row["left_port"]]
+    left = [row for row in rows if _left(row)]
 
     def slowest(hung: bool) -> float:
         asked = [row for row in rows if row["client"] != "no request" and (row["fault"] == "SIGSTOP") == hung]
@@ -67,6 +69,24 @@ def claims(rows: list[dict]) -> list[record.Claim]:
         record.Claim("client hears of a hang", slowest(hung=True), "s", 30.0, "<="),
         record.Claim("servers that end with status 1", len(ended), "cases", len(rows), ">="),
         record.Claim("cases that leave something", len(left), "cases", 0, "<="),
+    ]
+
+
+def _left(row: dict) -> bool:
+    return bool(row["left_processes"] or row["left_shared_memory"] or row["left_port"])
+
+
+def limit_claims(rows: list[dict]) -> list[record.Claim]:
+    """What the page promises of overload and of the processes in front of the engine."""
+    late = sum(row["ends"].get("error", 0) for row in rows if "ends" in row)
+    lost = sum(row["tokens_asked"] - row["tokens"] for row in rows if "stopped_s" in row)
+    gone = [float("inf") if row["gone_s"] is None or _left(row) else row["gone_s"] for row in rows if "gone_s" in row]
+    return [
+        record.Claim("refusals of overload inside a response", late, "requests", 0, "<="),
+        record.Claim("tokens lost to a server that was stopped for a while", lost, "tokens", 0, "<="),
+        record.Claim(
+            "all is gone after a process in front of the engine was killed", max(gone, default=0.0), "s", 15.0, "<="
+        ),
     ]
 
 

@@ -82,7 +82,8 @@ def limit_table() -> str:
 
 
 def _what(row: dict) -> str:
-    return f"{row['limit']} during {row['phase']}" if "phase" in row else row["limit"]
+    before = ", before" if row["label"] == "before" else ""
+    return (f"{row['limit']} during {row['phase']}" if "phase" in row else row["limit"]) + before
 
 
 def _happened(row: dict) -> str:
@@ -93,7 +94,22 @@ def _happened(row: dict) -> str:
         )
     if "ends" in row:
         words = {"done": "answered", "503": "refused with 503", "error": "an error inside the stream, after status 200"}
-        return f"of {row['sent']}: " + ", ".join(f"{count} {words.get(end, end)}" for end, count in row["ends"].items())
+        ends = ", ".join(f"{count} {words.get(end, end)}" for end, count in row["ends"].items())
+        told = f"; {row['with_retry_after']} were told when to try again" if "with_retry_after" in row else ""
+        return f"of {row['sent']}: {ends}{told}"
+    if "stopped_s" in row:
+        return (
+            f"for {row['stopped_s']:.0f} s: its client got {row['tokens']} of {row['tokens_asked']} tokens; of "
+            f"{row['sent_meanwhile']} others {row['answered_meanwhile']} were answered meanwhile, "
+            f"{row['answered_in_the_end']} in the end; then {'serves on' if row['answered_afterwards'] else 'DOES NOT SERVE'}"
+        )
+    if "gone_s" in row:
+        end = {"cut": "cut off", "error": "an error"}.get(row["client"], row["client"])
+        heard = f"{end}, {row['client_s']:.1f} s" if row["client_s"] is not None else f"{end} in 60 s"
+        # The leader that was struck itself has the signal's status.
+        status = "" if row["exit_status"] in (None, -9) else f", status {row['exit_status']}"
+        gone = f"all gone after {row['gone_s']:.1f} s{status}" if row["gone_s"] is not None else "NOT gone after 60 s"
+        return f"client: {heard}; {gone}; left: {_left(row | {'exit_s': 0})}"
     return row["answer"].replace("|", "/").replace("\n", " ")
 
 

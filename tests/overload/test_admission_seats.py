@@ -9,7 +9,7 @@ import pytest
 from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError, VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
-from vllm.v1.engine.admission_seats import SeatedLLM, Seats
+from vllm.v1.engine.admission_seats import SeatedLLM, Seats, let_in
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 
@@ -58,8 +58,22 @@ class Engine(SeatedLLM):
 
     def ask(self, name: str, length: int = 3, n: int = 1, first: int = 5):
         """The handler's part: what comes of it is the body of a response whose status is 200."""
-        prompt = {"type": "token", "prompt_token_ids": [first] + [5] * (length - 1)}
-        return self.generate(prompt, SamplingParams(n=n, max_tokens=4), name)
+        return self.generate(prompt_of(length, first), SamplingParams(n=n, max_tokens=4), name)
+
+
+def prompt_of(length: int = 3, first: int = 5) -> dict:
+    return {"type": "token", "prompt_token_ids": [first] + [5] * (length - 1)}
+
+
+class Turns(Engine):
+    """Asked as the Responses API does: `generate` is called by what is read as the response's body."""
+
+    def ask(self, name: str, length: int = 3, **_):
+        async def body():
+            async for output in Engine.ask(self, name, length):
+                yield output
+
+        return let_in(self, prompt_of(length), SamplingParams(max_tokens=4), name, body())
 
 
 async def begin(streams) -> list[asyncio.Task]:
@@ -101,17 +115,19 @@ def run(engine: Engine, names: str, **request) -> tuple[str, int, list]:
     return asyncio.run(all_at_once())
 
 
-def test_a_burst_is_refused_before_any_response_begins():
-    assert run(Engine(reqs=2), "abcde") == ("cde", 2, [])
+@pytest.mark.parametrize("engine", [Engine, Turns])
+def test_a_burst_is_refused_before_any_response_begins(engine):
+    assert run(engine(reqs=2), "abcde") == ("cde", 2, [])
 
 
 def test_sequences_count():
     assert run(Engine(reqs=5), "abc", n=2) == ("c", 4, [])
 
 
-def test_prompt_tokens_count():
+@pytest.mark.parametrize("engine", [Engine, Turns])
+def test_prompt_tokens_count(engine):
     """Upstream refuses once the backlog has reached the limit, so the request that reaches it is let in."""
-    assert run(Engine(tokens=10), "abcd", length=6) == ("cd", 2, [])
+    assert run(engine(tokens=10), "abcd", length=6) == ("cd", 2, [])
 
 
 def test_no_limit_no_seats():
@@ -135,9 +151,10 @@ def test_seats_become_requests_and_then_free():
     asyncio.run(scenario())
 
 
-def test_a_response_that_never_began_frees_its_seat():
+@pytest.mark.parametrize("make", [Engine, Turns])
+def test_a_response_that_never_began_frees_its_seat(make):
     """A client that went away, or a second prompt of the same request that was refused."""
-    engine = Engine(reqs=1)
+    engine = make(reqs=1)
     stream = engine.ask("a")
     with pytest.raises(QueueOverflowError):
         engine.ask("b")
@@ -157,8 +174,9 @@ def test_an_invalid_request_frees_its_seat():
     asyncio.run(scenario())
 
 
-def test_two_requests_of_one_name():
-    assert run(Engine(reqs=2), "aaa") == ("a", 2, [])
+@pytest.mark.parametrize("engine", [Engine, Turns])
+def test_two_requests_of_one_name(engine):
+    assert run(engine(reqs=2), "aaa") == ("a", 2, [])
 
 
 def test_others_are_not_let_in_through_a_seat_that_is_registered():

@@ -6,7 +6,8 @@ as a whole, and what exceeds the limit is refused by the second, inside a respon
 
 Here the last question before the response is the one that counts.  It is asked in `generate`, which every handler calls
 before it answers, and whoever passes holds a seat that further requests see.  The seat is given back when the request is
-registered, in the same moment, or when the handler drops the stream without having begun it.
+registered, in the same moment, or when the handler drops the stream without having begun it.  The Responses API calls
+`generate` late, from a generator that may take several turns; `let_in` seats its first turn early.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Seat:
     request_id: str
     requests: int
     tokens: int
+    #: Taken for a stream that has yet to call `generate`.
+    early: bool = False
     held: bool = True
 
 
@@ -47,6 +50,14 @@ class Seats:
         self._unclaimed[seat.request_id].append(seat)
         self.requests += seat.requests
         self.tokens += seat.tokens
+
+    def meet(self, request_id: str) -> bool:
+        """Whether a seat was taken early for the request that `generate` is called for now."""
+        for seat in self._unclaimed.get(request_id, ()):
+            if seat.early:
+                seat.early = False
+                return True
+        return False
 
     def claim(self, request_id: str) -> Seat | None:
         """The seat of a request whose stream begins; None if it needed none."""
@@ -96,16 +107,27 @@ class SeatedLLM(AsyncLLM):
         Raises:
             GracefulHTTPError: the request would exceed a limit.
         """
+        stream = super().generate(prompt, sampling_params, request_id, **kwargs)
+        if not self.seats.meet(request_id):
+            self.let_in(stream, prompt, sampling_params, request_id)
+        return stream
+
+    def let_in(
+        self, stream: Any, prompt: Any, sampling_params: SamplingParams, request_id: str, early: bool = False
+    ) -> None:
+        """Ask the limits, and take a seat for as long as the request is not registered and there is the stream.
+
+        Raises:
+            GracefulHTTPError: the request would exceed a limit.
+        """
         config = self.scheduler_config
         if config.max_num_queued_reqs is None and config.max_num_queued_tokens is None:
-            return super().generate(prompt, sampling_params, request_id, **kwargs)
+            return
         self.check_admission(sampling_params.n, request_id)
-        stream = super().generate(prompt, sampling_params, request_id, **kwargs)
-        seat = Seat(request_id, sampling_params.n, sampling_params.n * self._prompt_tokens(prompt))
+        seat = Seat(request_id, sampling_params.n, sampling_params.n * self._prompt_tokens(prompt), early)
         self.seats.take(seat)
         # A generator that is dropped before its first step runs none of its own clean-up.
         weakref.finalize(stream, self.seats.give_back, seat).atexit = False
-        return stream
 
     async def add_request(self, request_id: str, *args: Any, **kwargs: Any) -> Any:
         seat = self.seats.claim(request_id)
@@ -132,3 +154,18 @@ class SeatedLLM(AsyncLLM):
         if isinstance(prompt, dict) and "type" in prompt:
             return extract_prompt_len(self.model_config, prompt)
         return 0
+
+
+def let_in(client: Any, prompt: Any, sampling_params: SamplingParams, request_id: str, stream: Any) -> Any:
+    """The stream, whose first call of `generate` has its seat from now on.
+
+    Args:
+        client: of the engine; any but ours has no seats
+        prompt, sampling_params, request_id: what the stream will give to `generate`
+
+    Raises:
+        GracefulHTTPError: the request would exceed a limit.
+    """
+    if isinstance(client, SeatedLLM):
+        client.let_in(stream, prompt, sampling_params, request_id, early=True)
+    return stream
