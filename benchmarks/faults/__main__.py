@@ -78,16 +78,15 @@ def _left(row: dict) -> bool:
 
 def limit_claims(rows: list[dict]) -> list[record.Claim]:
     """What the page promises of overload and of the processes in front of the engine."""
-    late = sum(row["ends"].get("error", 0) for row in rows if "ends" in row)
-    lost = sum(row["tokens_asked"] - row["tokens"] for row in rows if "stopped_s" in row)
+    late = [row["ends"].get("error", 0) for row in rows if "ends" in row]
+    lost = [row["tokens_asked"] - row["tokens"] for row in rows if "stopped_s" in row]
     gone = [float("inf") if row["gone_s"] is None or _left(row) else row["gone_s"] for row in rows if "gone_s" in row]
-    return [
-        record.Claim("refusals of overload inside a response", late, "requests", 0, "<="),
-        record.Claim("tokens lost to a server that was stopped for a while", lost, "tokens", 0, "<="),
-        record.Claim(
-            "all is gone after a process in front of the engine was killed", max(gone, default=0.0), "s", 15.0, "<="
-        ),
+    known = [
+        (late, "refusals of overload inside a response", "requests", 0),
+        (lost, "tokens lost to a server that was stopped for a while", "tokens", 0),
+        (gone, "all is gone after a process in front of the engine was killed", "s", 15.0),
     ]
+    return [record.Claim(name, max(values), unit, aim, "<=") for values, name, unit, aim in known if values]
 
 
 if __name__ == "__main__":
