@@ -150,6 +150,15 @@ class TestWhen:
         cut(model)
         verify_checkpoint(config_of(model, architecture="LlamaForCausalLM"))
 
+    def test_no_weights_at_all(self, model, config_of):
+        """A configuration can be had of a config alone; an index promises more."""
+        for path in model.glob("*.safetensors"):
+            path.unlink()
+        with pytest.raises(Finding, match="no such file"):
+            verify_checkpoint(config_of(model))
+        (model / INDEX).unlink()
+        verify_checkpoint(config_of(model))
+
     def test_a_hub_id(self, config_of):
         """The loader may still have files to fetch."""
         verify_checkpoint(config_of("Qwen/Qwen3.8-Flash-Next"))

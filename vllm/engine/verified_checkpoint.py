@@ -6,13 +6,13 @@ per stage, or not at all: as wrong words.  What can be wrong, and how it is foun
 ``vllm.ampere``'s; here stands when a server looks, and what it makes of it.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.ampere.checkpoint import Checkpoint, read
+from vllm.ampere.checkpoint.documents import INDEX
 from vllm.ampere.checkpoint.table import table_rows
 from vllm.ampere.finding import REFUSE, Finding
 from vllm.ampere.findings import files, findings, refuse
@@ -79,7 +79,7 @@ def verify_checkpoint(vllm_config: "VllmConfig") -> None:
     wanted = setting(vllm_config.additional_config)
     if wanted == "off" or getattr(model, "architecture", None) not in _MODELS:
         return
-    if vllm_config.load_config.load_format not in _FORMATS or not os.path.isdir(model.model):
+    if vllm_config.load_config.load_format not in _FORMATS or not _has_safetensors(model.model):
         return
     started = time.monotonic()
     overridden = bool(model.hf_overrides) or model.hf_config_path is not None
@@ -102,6 +102,12 @@ def verify_checkpoint(vllm_config: "VllmConfig") -> None:
             sum(len(shard.tensors) for shard in checkpoint.shards.values()),
             time.monotonic() - started,
         )
+
+
+def _has_safetensors(model: str) -> bool:
+    """Whether a directory has, or by its index should have, safetensors files; of none at all the loader speaks."""
+    folder = Path(model)
+    return (folder / INDEX).is_file() or (folder.is_dir() and any(folder.glob("*.safetensors")))
 
 
 def _look(model: str) -> tuple[list[Finding], Checkpoint]:
