@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from demo.checkpoint.sparse import Gptq
 from tests.ampere.cases import CASES, argument
 from tests.ampere.drafts import Draft, edit_json
 from vllm.ampere.checkpoint import read
@@ -78,3 +79,22 @@ def test_refuse_raises_the_first_refusal_with_the_others_as_notes(tmp_path) -> N
 def test_warnings_alone_refuse_nothing(tmp_path) -> None:
     CASES["SamplingUnsaid"](tmp_path / "model")
     refuse(findings(read(tmp_path / "model")))
+
+
+def test_gptq_rules_for_single_layers(tmp_path) -> None:
+    """`dynamic`: one kind in eight bits, one layer left as it is; the output layer quantized as well."""
+    draft = Draft.gptq()
+    out_proj = {f"model.layers.{n}.linear_attn.out_proj": n for n in range(3)}
+    for name in out_proj:
+        for suffix in ("qweight", "qzeros", "scales", "g_idx"):
+            del draft.tensors[f"{name}.{suffix}"]
+    eight, plain = Gptq(8, 128).tensors(256, 256), {"weight": ("BF16", (256, 256))}
+    for name, layer in out_proj.items():
+        draft.tensors |= {f"{name}.{suffix}": entry for suffix, entry in (plain if layer == 2 else eight).items()}
+    del draft.tensors["lm_head.weight"]
+    draft.tensors |= {f"lm_head.{suffix}": entry for suffix, entry in Gptq(4, 128).tensors(512, 256).items()}
+    config = draft.config["quantization_config"]
+    config |= {"lm_head": True, "dynamic": {"-:.*layers\\.2\\.linear_attn\\.out_proj": {}, "+:.*out_proj": {"bits": 8}}}
+    assert found(draft.write(tmp_path / "model")) == []
+    del config["dynamic"]["+:.*out_proj"]
+    assert {item.name for item in found(draft.write(tmp_path / "model"))} == {"SchemeContradicted"}

@@ -90,7 +90,8 @@ class Declared:
     Attributes:
         method: "compressed-tensors", "gptq", "auto-round", "fp8", "modelopt", …; "" without one
         raw: the object itself
-        per_module: whether `scheme` says something; for other methods storage is taken as it is
+        per_module: whether `scheme` can be held against the tensors. Of AutoRound's own format it only helps to read
+            them: its rules for single layers are looser than what is understood here
     """
 
     method: str = ""
@@ -100,7 +101,7 @@ class Declared:
 
     @property
     def per_module(self) -> bool:
-        return self.method in ("compressed-tensors", "gptq", "auto-round")
+        return self.method in ("compressed-tensors", "gptq")
 
     @property
     def by_tensors(self) -> bool:
@@ -177,7 +178,7 @@ def _compressed_tensors(raw: dict[str, Any]) -> Declared:
 def _gptq(method: str, raw: dict[str, Any]) -> Declared:
     bits, group = int(raw.get("bits") or 0), int(raw.get("group_size") or -1)
     base = Scheme(bits, group, bool(raw.get("sym", True)), "bits, group_size")
-    listed: dict[str, Scheme | bool] = {}
+    listed: dict[str, Scheme] = {"lm_head": base} if raw.get("lm_head") else {}
     ignored: list[tuple[str, bool]] = []
     for pattern, changes in (raw.get("dynamic") or {}).items():
         if pattern.startswith("-:"):

@@ -14,7 +14,7 @@ from vllm.ampere.finding import WARN, Finding
 
 #: tensors that loaders skip: K/V scales, rotary tables, statistics of the hash, the last mixer's unused injection
 _SKIPPED = re.compile(
-    r"(k_scale|v_scale|kv_scale|inv_freq|token_lookup|hashstats_\w*|hyper_connection_mixer\.block_inject_weight)$"
+    r"(q_scale|k_scale|v_scale|kv_scale|inv_freq|token_lookup|hashstats_\w*|hyper_connection_mixer\.block_inject_weight)$"
 )
 #: all experts of a layer in one tensor, as transformers keeps them in memory
 _FUSED = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)$")
