@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import checkpoint_pages
+from benchmarks import formats_table as formats
 from benchmarks import host_time_tables as host_time
 from benchmarks import table_formats_tables as table_formats
 from benchmarks.faults import table as faults
@@ -48,6 +49,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/ampere-multigpu/check.md": checkpoint_pages.PAGE,
     "docs/ampere-multigpu/host-time.md": host_time.PAGE,
     "docs/ampere-multigpu/loading.md": table_formats.PAGE,
+    "docs/ampere-multigpu/formats.md": formats.PAGE,
 }
 
 

@@ -12,7 +12,7 @@ KERNELS = "formats-kernels*.json"
 FORMATS = {
     "gptq-g32": "GPTQ INT4 g32 (gptqmodel)",
     "gptq-g128": "GPTQ INT4 g128 (gptqmodel)",
-    "gptq": "GPTQ, g128 experts by a `dynamic` rule, g32 elsewhere; old names",
+    "gptq": "GPTQ, g128 experts by a `dynamic` rule, g32 elsewhere",
     "int6": "compressed-tensors, INT4 g128 experts, INT6 g64 attention, delta net, shared expert",
     "int8": "the same with INT8 g64",
     "mix": "the mix: INT6 attention and shared expert, INT8 delta net, hyper-connections, embedding and head",
