@@ -23,7 +23,6 @@ WHOLE = {
     "model_type": "qwen3_8_flash_next",
     "text_config": TEXT,
     "vision_config": {"model_type": "qwen3_8_flash_next", "depth": 2},
-    "auto_map": {"AutoConfig": "configuration_qwen3_8_flash_next.Qwen3_8_FlashNextConfig"},
 }
 
 

@@ -26,8 +26,6 @@ def renamed(config: dict[str, Any]) -> dict[str, Any]:
     model_type = new.get("model_type")
     if isinstance(model_type, str):
         new["model_type"] = model_type.replace("qwen3_8_flash_next", "qwen4_exp")
-    # Remote code of the old name would be run in place of the class that is here.
-    new.pop("auto_map", None)
     for part in ("text_config", "vision_config"):
         if isinstance(new.get(part), dict):
             new[part] = renamed(new[part])
