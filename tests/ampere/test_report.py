@@ -104,3 +104,17 @@ def test_text_is_aligned(seed_mix) -> None:
     table = lines[3 : 3 + 1 + sum(len(item["schemes"]) for item in seed_mix["classes"]) + 1]
     assert len({len(line) for line in table}) == 1, table
     assert max(map(len, lines)) <= 110
+
+
+def test_a_draft_module_is_beside_its_stage(tmp_path) -> None:
+    """It is loaded for speculative decoding only, on the last stage, and with a token embedding of its own there."""
+    draft = Draft()
+    without = summary(read(draft.write(tmp_path / "without")), [], pipeline_size=2)["stages"]
+    draft = Draft(draft.config | {"mtp_num_hidden_layers": 1})
+    checkpoint = read(draft.write(tmp_path / "with"))
+    assert findings(checkpoint) == []
+    stages = summary(checkpoint, [], pipeline_size=2)["stages"]
+    assert [s["resident_bytes"] for s in stages] == [s["resident_bytes"] for s in without]
+    embedding = stages[0]["embedding_bytes"]
+    layers = sum(module.bytes for module in checkpoint.modules.values() if module.kind == "mtp")
+    assert [s["mtp_bytes"] for s in stages] == [0, layers + embedding]

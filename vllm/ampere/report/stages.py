@@ -11,6 +11,9 @@ from vllm.ampere.checkpoint.names import layer_of
 def stages(checkpoint: Checkpoint, pipeline_size: int, partition: str | None = None) -> list[dict[str, Any]]:
     """One object for each stage: its layers and bytes.
 
+    `resident_bytes` is what a stage holds to serve text and images: without the n-gram table, which may stay on disk,
+    and without the draft module, which is loaded for speculative decoding only (with a token embedding of its own).
+
     Args:
         pipeline_size: as --pipeline-parallel-size
         partition: as VLLM_PP_LAYER_PARTITION; None for that variable, or upstream's default
@@ -50,11 +53,14 @@ def stages(checkpoint: Checkpoint, pipeline_size: int, partition: str | None = N
     for name, module in checkpoint.modules.items():
         stage, key = _place(checkpoint, name, module.kind, home, last)
         made[stage][key] += module.bytes
-        if module.kind == "embeddings" and last and (checkpoint.text.tie_word_embeddings or checkpoint.text.mtp_layers):
-            # The output, or the draft module, needs the table on its own stage too.
+        # The output, or the draft module, needs the token embedding on its own stage too.
+        if module.kind == "embeddings" and last and checkpoint.text.tie_word_embeddings:
             made[last][key] += module.bytes
+        elif module.kind == "embeddings" and last and checkpoint.text.mtp_layers:
+            made[last]["mtp_bytes"] += module.bytes
+    beside = ("ngram_table_bytes", "mtp_bytes")
     for stage in made:
-        stage["resident_bytes"] = sum(v for k, v in stage.items() if k.endswith("_bytes") and k != "ngram_table_bytes")
+        stage["resident_bytes"] = sum(v for k, v in stage.items() if k.endswith("_bytes") and k not in beside)
     return made
 
 

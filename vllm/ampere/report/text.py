@@ -101,7 +101,7 @@ def _stages(stages: list[dict[str, Any]]) -> list[str]:
                 ("embedding", "embedding_bytes"),
                 ("lm_head", "lm_head_bytes"),
                 ("vision", "vision_bytes"),
-                ("MTP", "mtp_bytes"),
+                ("beside it a draft module, if used,", "mtp_bytes"),
                 ("beside it the n-gram table,", "ngram_table_bytes"),
             )
             if stage[key]
