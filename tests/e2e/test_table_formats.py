@@ -1,4 +1,7 @@
-"""fp8 tables end to end: tokens are those of transformers with the dequantized table, and files stay closed."""
+"""An fp8 table end to end: tokens are those of transformers with the dequantized table, and files stay closed.
+
+An engine is half a minute, so the other row formats, and tables in memory, are in a record (benchmarks/table_formats.py).
+"""
 
 import json
 from collections import defaultdict
@@ -71,10 +74,3 @@ def test_one_scale_two_stages_rows_from_files(coded, run_job, figures, tmp_path)
     without_table = sum(sizes[file] for file in set(index.values()) - TABLE_FILES)
     assert sum(taken.values()) < 1.02 * without_table
     assert all(value < 0.8 * without_table for value in taken.values())
-
-
-def test_a_scale_for_each_row_in_memory(coded, run_job, figures):
-    folder, model, prompts = coded("row-scaled")
-    engram = {"host_file_gather": False, "cpu_offload": False}
-    answers = ask(run_job, folder, prompts, engram_config=engram)
-    check(answers, model, prompts, figures, "fp8 table, a scale a row, in memory, 1 stage")
