@@ -22,7 +22,7 @@ from vllm.v1.executor.ray_machines import (
 )
 
 FILES = {"config.json": 10, "model-00001-of-00002.safetensors": 100, "model-00002-of-00002.safetensors": 200}
-OURS = Machine("", "", "head", "0.33.0+ampere.1", FILES)
+OURS = Machine("", "", "head", "1.2.0+ampere.1", FILES)
 OTHER = replace(OURS, node="b7c8d9e0f1", address="10.0.0.2", host="cellar")
 FOLDER = "/models/flash"
 
@@ -55,10 +55,10 @@ def test_a_half_copied_checkpoint_names_the_file(files, words):
     assert words in said and "cellar" in said and "copy" in said
 
 
-@pytest.mark.parametrize("version, words", [("0.33.0", "has vllm 0.33.0 "), ("", "has no vllm ")])
+@pytest.mark.parametrize("version, words", [("1.2.0", "has vllm 1.2.0 "), ("", "has no vllm ")])
 def test_another_vllm_is_named(version, words):
     said = refusal(OtherVllm, replace(OTHER, vllm=version))
-    assert words in said and "vllm 0.33.0+ampere.1" in said and "cellar" in said
+    assert words in said and "vllm 1.2.0+ampere.1" in said and "cellar" in said
 
 
 def test_the_version_is_judged_before_the_checkpoint():
