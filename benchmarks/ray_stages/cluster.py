@@ -65,6 +65,11 @@ class Node:
         """The process of a pipeline stage if it is on this node."""
         return leftovers.worker(self.process.pid, number)
 
+    def loading(self) -> psutil.Process | None:
+        """The process of a stage that loads and has not named itself yet."""
+        call = "ray::StageWorkerProc.initialize_worker"
+        return next((process for process in self.processes() if leftovers.title(process).startswith(call)), None)
+
 
 class RayCluster:
     """Use as a context manager; `env` makes a server find it.

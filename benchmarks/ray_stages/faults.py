@@ -21,13 +21,21 @@ LOOK = 0.25
 
 @dataclass(frozen=True)
 class Case:
-    """What is struck, with which signal, while a client reads its answer; `what` is the row's name in the page."""
+    """What is struck and with which signal; `what` is the row's name in the page.
+
+    `ray` is for every node's `ray start`, `loading` strikes while the last stage loads rather than while a client reads
+    its answer.
+    """
 
     name: str
     what: str
     signal: str
+    ray: tuple[tuple[str, str], ...] = ()
+    loading: bool = False
 
     def targets(self, server: Server, node: Node) -> list[psutil.Process]:
+        if self.loading:
+            return [node.loading()]
         if self.name.startswith("stage"):
             return [node.stage(1)]
         if self.name.startswith("raylet"):
@@ -37,12 +45,21 @@ class Case:
         return node.processes()
 
 
+#: Ray's own way to hear sooner of a machine that says nothing: three checks a second apart, three seconds each.
+PROMPT_CHECKS = (
+    ("RAY_health_check_period_ms", "1000"),
+    ("RAY_health_check_timeout_ms", "3000"),
+    ("RAY_health_check_failure_threshold", "3"),
+)
+
 CASES = (
+    Case("stage-killed-load", "last stage's process killed while it loads", "SIGKILL", loading=True),
     Case("stage-killed", "last stage's process killed", "SIGKILL"),
     Case("stage-stopped", "last stage's process stopped", "SIGSTOP"),
     Case("raylet-killed", "raylet of its machine killed", "SIGKILL"),
     Case("machine-killed", "all Ray processes of its machine killed", "SIGKILL"),
     Case("machine-silent", "all of them stopped, as of a machine without power or network", "SIGSTOP"),
+    Case("machine-silent-prompt", "the same, with Ray's health checks as below", "SIGSTOP", ray=PROMPT_CHECKS),
     Case("engine-killed", "engine killed", "SIGKILL"),
 )
 
@@ -52,7 +69,7 @@ class Seen:
     """Seconds since the fault; None where it did not happen within the patience."""
 
     case: str
-    client: str = ""
+    client: str = "no request"
     client_s: float | None = None
     health: str = ""
     health_s: float | None = None
@@ -74,26 +91,38 @@ def serve(checkpoint: Path, log: Path, cluster: RayCluster, arguments: list[str]
     )
 
 
-def play(case: Case, checkpoint: Path, patience: float, ray_env: dict[str, str]) -> dict:
-    """One cluster, one server, one fault; `ray_env` is for every node's `ray start`."""
-    with RayCluster(2, env={0: ray_env, 1: ray_env}) as cluster:
+def play(case: Case, checkpoint: Path, patience: float) -> dict:
+    """One cluster, one server, one fault."""
+    with RayCluster(2, env={0: dict(case.ray), 1: dict(case.ray)}) as cluster:
         log = cluster.folder / "serve.log"
         with serve(checkpoint, log, cluster) as server:
-            server.wait_until_healthy(scene.READY_LIMIT * 2, lambda seconds, milestone: None)
-            stream = Stream(int(server.url.rsplit(":", 1)[1]), [7 + n for n in range(40)], length=1900).start()
-            if not stream.wait_for_tokens(5, 60):
-                raise RuntimeError(f"no tokens to interrupt: {stream.end} {stream.detail}")
+            stream = None
+            if case.loading:
+                _wait_for_loading(cluster.nodes[1], server)
+            else:
+                server.wait_until_healthy(scene.READY_LIMIT * 2, lambda seconds, milestone: None)
+                stream = Stream(int(server.url.rsplit(":", 1)[1]), [7 + n for n in range(40)], length=1900).start()
+                if not stream.wait_for_tokens(5, 60):
+                    raise RuntimeError(f"no tokens to interrupt: {stream.end} {stream.detail}")
             seen = strike(case, server, cluster, stream, patience)
         if folder := os.environ.get("FAULT_LOG"):
             Path(folder, f"ray-{case.name}.log").write_bytes(log.read_bytes())
-        return asdict(seen)
+        return asdict(seen) | {"patience_s": patience, "ray": dict(case.ray)}
 
 
-def strike(case: Case, server: Server, cluster: RayCluster, stream: Stream, patience: float) -> Seen:
+def _wait_for_loading(node: Node, server: Server) -> None:
+    deadline = time.monotonic() + scene.READY_LIMIT
+    while node.loading() is None:
+        if time.monotonic() > deadline or server.process.poll() is not None:
+            raise RuntimeError(f"the last stage did not begin to load.\n{server.tail()}")
+        time.sleep(0.1)
+
+
+def strike(case: Case, server: Server, cluster: RayCluster, stream: Stream | None, patience: float) -> Seen:
     """Deliver the signal and watch until the server has ended or `patience` seconds have passed."""
     assert server.process is not None
     targets = case.targets(server, cluster.nodes[1])
-    first_stage = cluster.nodes[0].stage(0)
+    first_stage = cluster.nodes[0].loading() if case.loading else cluster.nodes[0].stage(0)
     names = leftovers.shared_memory(server.process.pid)
     struck = time.monotonic()
     for process in targets:
@@ -102,18 +131,19 @@ def strike(case: Case, server: Server, cluster: RayCluster, stream: Stream, pati
     seen = Seen(case.name)
     while time.monotonic() < struck + patience:
         now = round(time.monotonic() - struck, 1)
-        if seen.health_s is None and (bad := scene._bad_health(server.url)):
+        if stream is not None and seen.health_s is None and (bad := scene._bad_health(server.url)):
             seen.health, seen.health_s = bad, now
         if seen.exit_s is None and server.process.poll() is not None:
             seen.exit_status, seen.exit_s = server.process.returncode, now
-        if seen.other_stage_gone_s is None and not first_stage.is_running():
+        if seen.other_stage_gone_s is None and not (first_stage and first_stage.is_running()):
             seen.other_stage_gone_s = now
         if seen.exit_s is not None and seen.other_stage_gone_s is not None:
             break
         time.sleep(LOOK)
-    stream.ended.wait(1.0)
-    seen.client = f"{stream.end}: {stream.detail}" if stream.ended.is_set() else "nothing"
-    seen.client_s = round(stream.ended_at - struck, 1) if stream.ended.is_set() else None
+    if stream is not None:
+        stream.ended.wait(1.0)
+        seen.client = f"{stream.end}: {stream.detail}" if stream.ended.is_set() else "nothing"
+        seen.client_s = round(stream.ended_at - struck, 1) if stream.ended.is_set() else None
     # The resource tracker removes shared memory after the last process; it is given a second.
     time.sleep(1.0)
     seen.left_processes = sorted(leftovers.title(process) for process in leftovers.of_session(server.process.pid))
