@@ -7,6 +7,7 @@ without GPUs.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import ray
@@ -61,6 +62,8 @@ def reserve(parallel: ParallelConfig) -> None:
     """
     if current_platform.is_cpu():
         if not ray.is_initialized():
+            # As upstream does for the other platforms: where Ray is started here, it reports nothing to its makers.
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             ray.init(runtime_env=parallel.ray_runtime_env)
         if parallel.placement_group is None and ray.util.get_current_placement_group() is None:
             group = ray.util.placement_group(
