@@ -36,10 +36,13 @@ class Silence:
             beaten: whether a beat came since the last look
             worked: the process's processor time, seconds
         """
-        stood_still = now - self.looked > PERIOD + LATE
+        gap = now - self.looked
         self.looked = now
-        if beaten or stood_still or worked - self.worked > STILL:
+        if beaten or worked - self.worked > STILL:
             self.since, self.worked = now, worked
+        elif gap > PERIOD + LATE:
+            # The whole machine stood still, or had no time for this process: nothing was seen, so nothing is counted.
+            self.since += gap
         return now - self.since
 
 
