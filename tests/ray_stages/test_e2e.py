@@ -1,6 +1,9 @@
 """`vllm serve` over two Ray nodes of this machine, a stage on each: transformers' tokens, and the death of a stage."""
 
+import os
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -63,6 +66,32 @@ def test_a_stage_is_on_each_node(cluster, server):
     assert ids[0] != ids[1]
     log = server.log.read_text(errors="replace")
     assert f"stage 0 on {socket.gethostname()} " in log and f"Ray node {ids[1][:8]})" in log
+
+
+def test_stages_of_one_machine_have_different_cores(cluster, server):
+    """Each is alone on its Ray node, and would take all of them."""
+    first, last = (set(cluster.nodes[number].stage(number).cpu_affinity()) for number in (0, 1))
+    assert len(os.sched_getaffinity(0)) < 2 or not first & last
+
+
+def test_a_machine_without_the_checkpoint_is_refused_by_name(cluster):
+    """The question as the executor asks it, of the real nodes, about a directory that neither has."""
+    code = """
+import ray
+from vllm.v1.executor.ray_machines import Machine, Seat, check, here, survey
+ray.init(log_to_driver=False)
+seats = [Seat(i, node["NodeID"], node["NodeManagerAddress"]) for i, node in enumerate(ray.nodes())]
+machines = survey(seats, "/nowhere/flash")
+assert [machine.node for machine in machines] == [seat.node for seat in seats]
+ours = Machine("", "", "", here("").vllm, {"config.json": 1})
+check(machines, ours, "/nowhere/flash")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | cluster.env, capture_output=True, text=True, timeout=300
+    )
+    said = done.stderr.splitlines()[-1]
+    assert "CheckpointMissing" in said and "--model /nowhere/flash does not exist" in said, done.stderr
+    assert f"on {socket.gethostname()} (" in said
 
 
 def test_stages_exchange_over_the_network(server):

@@ -7,6 +7,8 @@ import pytest
 
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
+pytestmark = pytest.mark.timeout(60)
+
 
 @pytest.fixture
 def queues():
