@@ -34,13 +34,16 @@ def main() -> int:
 
 def write_record(path: Path) -> int:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
+    # A case that was repaired was measured again, and both runs are kept.
+    latest = {row["case"]: row for row in rows if row["label"] == "now"}
     settings = {
         "checkpoint": "random, 8 layers",
         "stages": 2,
         "nodes": "two Ray nodes of one machine, a stage on each",
+        "commits": "hashes after the branch was moved onto other topics' work; what they change is what was measured",
         "arguments": [*faults.ENGINE, "--distributed-executor-backend", "ray"],
     }
-    record.write(OUT, settings, rows, claims([row for row in rows if row["label"] == "now"]))
+    record.write(OUT, settings, rows, claims(list(latest.values())))
     return 0
 
 

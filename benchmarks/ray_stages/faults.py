@@ -59,7 +59,12 @@ CASES = (
     Case("raylet-killed", "raylet of its machine killed", "SIGKILL"),
     Case("machine-killed", "all Ray processes of its machine killed", "SIGKILL"),
     Case("machine-silent", "all of them stopped, as of a machine without power or network", "SIGSTOP"),
-    Case("machine-silent-prompt", "the same, with Ray's health checks as below", "SIGSTOP", ray=PROMPT_CHECKS),
+    Case(
+        "machine-silent-prompt",
+        "the same, with Ray's health checks as in the commands above",
+        "SIGSTOP",
+        ray=PROMPT_CHECKS,
+    ),
     Case("engine-killed", "engine killed", "SIGKILL"),
 )
 

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.faults import leftovers
 from benchmarks.faults.stream import Stream
 from benchmarks.ray_stages.cluster import RayCluster
+from benchmarks.record import ROOT
 from demo.checkpoint.geometry import geometry
 from demo.checkpoint.write import build
 from demo.reference import load
@@ -76,9 +77,12 @@ def test_stages_of_one_machine_have_different_cores(cluster, server):
 
 def test_a_machine_without_the_checkpoint_is_refused_by_name(cluster):
     """The question as the executor asks it, of the real nodes, about a directory that neither has."""
-    code = """
+    # The module alone, since it needs no more of vLLM and importing the rest takes longer than the question.
+    code = (
+        f"import sys; sys.path.append({str(ROOT / 'vllm/v1/executor')!r})"
+        + """
 import ray
-from vllm.v1.executor.ray_machines import Machine, Seat, check, here, survey
+from ray_machines import Machine, Seat, check, here, survey
 ray.init(log_to_driver=False)
 seats = [Seat(i, node["NodeID"], node["NodeManagerAddress"]) for i, node in enumerate(ray.nodes())]
 machines = survey(seats, "/nowhere/flash")
@@ -86,6 +90,7 @@ assert [machine.node for machine in machines] == [seat.node for seat in seats]
 ours = Machine("", "", "", here("").vllm, {"config.json": 1})
 check(machines, ours, "/nowhere/flash")
 """
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | cluster.env, capture_output=True, text=True, timeout=300
     )
