@@ -11,7 +11,19 @@ from demo.checkpoint import build
 from demo.checkpoint.geometry import geometry
 
 TOKENS = 12
-STAGE = {"wait", "deserialise", "update", "prepare", "inputs", "attention", "forward", "output", "tokens", "answer"}
+STAGE = {
+    "wait",
+    "deserialise",
+    "update",
+    "prepare",
+    "inputs",
+    "attention",
+    "model inputs",
+    "forward",
+    "output",
+    "tokens",
+    "answer",
+}
 
 
 @pytest.fixture(scope="module")

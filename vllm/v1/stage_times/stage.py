@@ -5,8 +5,8 @@ Phases of the loop:
 - `wait` for a message of the engine core, `deserialise` it
 - `announcement`: wait for the shapes that the stage before announces; `receive` activations (posted, not waited for, on
   GPUs; all of the transfer on a CPU)
-- `update` what is known of the requests, with the tokens sampled meanwhile; prepare `inputs`, `attention` metadata, and
-  the rest of it, `prepare`
+- `update` what is known of the requests, with the tokens sampled meanwhile; prepare `inputs`, `attention` metadata,
+  `model inputs` (rows of the n-gram table, and on GPUs waiting for the tokens they belong to), and the rest, `prepare`
 - `forward`: launch it; on a CPU, compute it
 - `send on` to the next stage
 - `sample`; `tokens`: hand the sampled ones to the other stages, or receive them; `output`, the rest of it
@@ -162,7 +162,7 @@ class Stage:
         update = ("update_pp_decode_requests", "finish_requests", "free_states", "add_requests", "update_requests")
         time_methods(recorder, runner, **dict.fromkeys(update, "update"))
         time_methods(recorder, runner, prepare_inputs="inputs", prepare_attn="attention", sample="sample")
-        time_methods(recorder, runner.model_state, prepare_attn="attention")
+        time_methods(recorder, runner.model_state, prepare_attn="attention", prepare_inputs="model inputs")
         if runner.pp_handler is not None:
             time_methods(recorder, runner.pp_handler, broadcast="tokens", receive="tokens")
         self._watch_forward(runner)
