@@ -93,15 +93,31 @@ def test_where_somebody_needs_them_all_are_sent_and_the_sleep_stays(changed):
     steps, executor = QuietSteps(config(**changed)), Executor()
     assert not steps.execute(executor, empty()).done()
     assert executor.sent
-    assert not steps.computing([(None, decode(), None)])
+    assert not steps.busy([(None, decode(), None)])
 
 
-def test_the_sleep_goes_only_while_something_is_computed():
-    steps = QuietSteps(config())
-    assert steps.computing([(None, empty(), None), (None, decode(), None)])
+def entry(output):
+    return None, output, None
+
+
+def test_no_sleep_while_something_is_computed_and_once_after_it():
+    steps, executor = QuietSteps(config()), Executor()
+    steps.execute(executor, decode())
+    assert steps.busy([entry(empty()), entry(decode())]) and steps.busy([entry(decode())])
+    # Answered: its requests may go on, so the next turn comes at once, and only that one.
+    assert steps.busy([entry(empty())])
     # Requests that wait for something else: without a sleep the loop would spin.
-    assert not steps.computing([(None, empty(), None)])
-    assert not steps.computing([]) and not steps.computing(None)
+    assert not steps.busy([entry(empty())])
+    assert not steps.busy([]) and not steps.busy(None)
+
+
+def test_an_answer_is_noticed_though_another_micro_batch_went_out():
+    steps, executor = QuietSteps(config()), Executor()
+    steps.execute(executor, decode())
+    assert steps.busy([entry(decode())])
+    steps.execute(executor, decode())  # this turn is not asked about
+    assert steps.busy([])
+    assert not steps.busy([])
 
 
 def test_a_stage_catches_up_first():

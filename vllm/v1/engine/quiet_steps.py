@@ -58,6 +58,7 @@ class QuietSteps:
             and vllm_config.parallel_config.data_parallel_size == 1
         )
         self.kept_back = 0
+        self._sent = self._answered = 0
 
     def execute(self, executor: Any, output: SchedulerOutput) -> Future:
         """In place of the executor's `execute_model(output, non_block=True)`."""
@@ -70,11 +71,18 @@ class QuietSteps:
         if self.kept_back:
             output.quiet_steps = self.kept_back  # type: ignore[attr-defined]
             self.kept_back = 0
+        self._sent += output.total_num_scheduled_tokens > 0
         return executor.execute_model(output, non_block=True)
 
-    def computing(self, batch_queue: Any) -> bool:
-        """Whether the next turn of the loop will wait for a stage anyway, so that the engine core need not sleep."""
-        return self.on and any(output.total_num_scheduled_tokens for _, output, _ in batch_queue or ())
+    def busy(self, batch_queue: Any) -> bool:
+        """Whether the engine core must not sleep after a turn that scheduled nothing.
+
+        While a micro-batch is computed, a next turn waits for it anyway.  And when one has been answered since this was
+        last asked, the next turn may have something to schedule, which without asynchronous scheduling is the rule.
+        """
+        computing = sum(output.total_num_scheduled_tokens > 0 for _, output, _ in batch_queue or ())
+        before, self._answered = self._answered, self._sent - computing
+        return self.on and (computing > 0 or self._answered > before)
 
 
 def catch_up(runner: Any, output: SchedulerOutput) -> None:
