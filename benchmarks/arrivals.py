@@ -31,13 +31,13 @@ def noting_scheduler() -> type:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     class Noting(Scheduler):
-        """Upstream's, with a line for each step: its requests, 0 if it is empty, `p` if a prompt is among them."""
+        """Upstream's, with a line for each step: its requests, and behind a `+` how many of them are new."""
 
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
             output = super().schedule(*args, **kwargs)
             with Path(os.environ[NOTES]).open("a") as notes:
-                prompts = "p" if output.scheduled_new_reqs else ""
-                notes.write(f"{len(output.num_scheduled_tokens)}{prompts}\n")
+                new = f"+{len(output.scheduled_new_reqs)}" if output.scheduled_new_reqs else ""
+                notes.write(f"{len(output.num_scheduled_tokens)}{new}\n")
             return output
 
     return Noting
@@ -74,8 +74,8 @@ def rounds(checkpoint: str, options: argparse.Namespace, out: Path) -> None:
 
 
 def describe(steps: list[str], users: int) -> dict[str, Any]:
-    """Sizes of the micro-batches in which prompts started, and of those that decoded."""
-    first = [int(step[:-1]) for step in steps if step.endswith("p")]
+    """How many prompts started in each micro-batch that had any, and sizes of those that decoded."""
+    first = [int(step.partition("+")[2]) for step in steps if "+" in step]
     decoding = Counter(int(step) for step in steps if step.isdigit() and step != "0")
     # Sizes that are used for most of the answer, not while the first and the last come and go.
     steady = {str(size): count for size, count in sorted(decoding.items()) if count > TOKENS // 2}

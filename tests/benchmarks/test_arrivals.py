@@ -4,7 +4,7 @@ from benchmarks import arrivals
 
 
 def test_sizes_of_steps():
-    steps = ["1p", "0", "0", "2p"] + ["1", "2", "0"] * 20 + ["3"]
+    steps = ["1+1", "0", "0", "3+2"] + ["1", "2", "0"] * 20 + ["3"]
     described = arrivals.describe(steps, users=3)
     assert described["started_together"] == [1, 2]
     # The one step of three at the end is no arrangement.
