@@ -117,4 +117,5 @@ PAGE: dict[str, Callable[[], str]] = {
     "decode on three stages": lambda: stages_table(3, 1),
     "engine core and empty steps": lambda: engine_table(3, 1),
     "cuts": lambda: cuts_table(3),
+    "arrivals": arrivals_table,
 }
