@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.ampere.checkpoint import Checkpoint, read
+from vllm.ampere.checkpoint.config import ARCHITECTURES
 from vllm.ampere.checkpoint.documents import INDEX
 from vllm.ampere.checkpoint.table import table_rows
 from vllm.ampere.finding import REFUSE, Finding
@@ -28,9 +29,6 @@ logger = init_logger(__name__)
 KEY = "checkpoint_check"
 SETTINGS = ("refuse", "warn", "off")
 
-_MODELS = ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration")
-#: load formats that read the model directory's safetensors files
-_FORMATS = ("auto", "hf", "safetensors", "fastsafetensors", "instanttensor")
 #: warned about in more detail where the server takes its defaults
 _SAID_ELSEWHERE = ("SamplingUnsaid", "SharedTargetUnused")
 
@@ -77,9 +75,12 @@ def verify_checkpoint(vllm_config: "VllmConfig") -> None:
     """
     model = vllm_config.model_config
     wanted = setting(vllm_config.additional_config)
-    if wanted == "off" or getattr(model, "architecture", None) not in _MODELS:
+    if wanted == "off" or getattr(model, "architecture", None) not in ARCHITECTURES:
         return
-    if vllm_config.load_config.load_format not in _FORMATS or not _has_safetensors(model.model):
+    # On use, as in `_table`: its package imports torch, which a checkpoint of another model does not need.
+    from vllm.models.qwen4_exp.ple_store.source import reads_safetensors
+
+    if not reads_safetensors(vllm_config) or not _has_safetensors(model.model):
         return
     started = time.monotonic()
     overridden = bool(model.hf_overrides) or model.hf_config_path is not None
@@ -125,7 +126,6 @@ def _of_a_file(finding: Finding) -> bool:
 
 def _table(checkpoint: Checkpoint) -> Iterator[Finding]:
     """What the store that serves the rows would refuse, asked before it is built."""
-    # On use: its package imports torch, which a checkpoint of another model does not need.
     from vllm.models.qwen4_exp.ple_store.errors import PLEStoreError
     from vllm.models.qwen4_exp.ple_store.formats import locate_table
     from vllm.models.qwen4_exp.ple_store.locate import TableShape

@@ -10,6 +10,8 @@ from vllm.ampere.checkpoint.documents import CONFIG
 from vllm.ampere.checkpoint.errors import AnotherModel, ConfigKeyMissing, ConfigValueUnusable
 
 MULTIMODAL, TEXT = "qwen4_exp", "qwen4_exp_text"
+#: class names of the model, without its draft module
+ARCHITECTURES = ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration")
 #: names of the model on the day of its release, in both spellings; the rest of such a config is the same
 _OLD_TYPE, _OLD_CLASS = re.compile(r"^qwen3_8_flash_next(?=_|$)"), re.compile(r"^Qwen3_8_?FlashNext(?=For|MTP|$)")
 

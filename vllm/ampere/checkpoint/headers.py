@@ -28,7 +28,7 @@ from vllm.ampere.checkpoint.errors import (
 from vllm.ampere.finding import Finding
 
 # What the safetensors library itself accepts.
-_MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 _POINTER = b"version https://git-lfs"
 
 #: bits of one element, for every dtype that safetensors names
@@ -40,6 +40,10 @@ BITS = {
     **dict.fromkeys(("I32", "U32", "F32"), 32),
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
 }
+
+
+#: first byte and the one after the last, counted from the end of the header; name, dtype as written, shape
+Entry = tuple[int, int, str, str, tuple[int, ...]]
 
 
 class Tensor(NamedTuple):
@@ -81,9 +85,9 @@ def fetch(path: Path) -> tuple[Shard, bytes]:
                 shard.faults.append(
                     HeaderLongerThanFile(path.name, f"a header of {length} bytes", f"a file of {shard.size} bytes")
                 )
-            elif not 2 <= length <= _MAX_HEADER_BYTES:
+            elif not 2 <= length <= MAX_HEADER_BYTES:
                 shard.faults.append(
-                    NotSafetensors(path.name, f"a header of 2 to {_MAX_HEADER_BYTES} bytes", f"{length} bytes")
+                    NotSafetensors(path.name, f"a header of 2 to {MAX_HEADER_BYTES} bytes", f"{length} bytes")
                 )
             else:
                 return shard, file.read(length)
@@ -99,30 +103,39 @@ def parse(fetched: tuple[Shard, bytes]) -> Shard:
         return shard
     name = shard.path.name
     try:
-        header = json.loads(text)
-        header.pop("__metadata__", None)
-        entries = []
-        for key, raw in header.items():
-            (first, last), dtype, shape = raw["data_offsets"], raw["dtype"], tuple(raw["shape"])
-            if type(dtype) is not str or any(type(n) is not int or n < 0 for n in (first, last, *shape)):
-                raise TypeError(f"{key} has dtype {dtype!r}, shape {[*shape]} and offsets {[first, last]}")
-            entries.append((first, last, key, dtype, shape))
-        entries.sort()
+        found = sorted(entries(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         shard.faults.append(NotSafetensors(name, "a JSON map of tensors", repr(error)))
         return shard
     # Python keeps the last of two equal keys; a hook that sees both would cost as much as all the rest.
-    if (records := text.count(b'"data_offsets"')) > len(header):
-        shard.faults.append(NamedTwiceInHeader(name, f"{records} tensors", f"{len(header)} different names"))
-    _place(shard, entries, 8 + len(text))
+    if (records := text.count(b'"data_offsets"')) > len(found):
+        shard.faults.append(NamedTwiceInHeader(name, f"{records} tensors", f"{len(found)} different names"))
+    _place(shard, found, 8 + len(text))
     return shard
 
 
-def _place(shard: Shard, entries: list[tuple[int, int, str, str, tuple[int, ...]]], data_start: int) -> None:
+def entries(text: bytes) -> list[Entry]:
+    """The tensors that a header's text names, as they are written.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it is no JSON map of tensors
+    """
+    header = json.loads(text)
+    header.pop("__metadata__", None)
+    found = []
+    for key, raw in header.items():
+        (first, last), dtype, shape = raw["data_offsets"], raw["dtype"], tuple(raw["shape"])
+        if type(dtype) is not str or any(type(n) is not int or n < 0 for n in (first, last, *shape)):
+            raise TypeError(f"{key} has dtype {dtype!r}, shape {[*shape]} and offsets {[first, last]}")
+        found.append((first, last, key, dtype, shape))
+    return found
+
+
+def _place(shard: Shard, found: list[Entry], data_start: int) -> None:
     """Enter tensors into the shard, in order of their bytes, and note where these cannot be."""
     name, faults = shard.path.name, shard.faults
     end, before = 0, ""
-    for first, last, key, dtype, shape in entries:
+    for first, last, key, dtype, shape in found:
         bits = BITS.get(dtype)
         if last < first or (bits is not None and (last - first) * 8 != prod(shape) * bits):
             size = f"{prod(shape) * bits // 8} bytes" if bits else "a size"

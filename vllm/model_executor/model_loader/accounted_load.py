@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from vllm.ampere.checkpoint.config import ARCHITECTURES
 from vllm.distributed import get_pp_group
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 
 from .canary import Canaries, Hole
-from .needed_weights import MODELS, NeededWeights, is_ple_table, skipping
+from .needed_weights import NeededWeights, is_ple_table, skipping
 
 if TYPE_CHECKING:
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
@@ -84,7 +85,7 @@ def load_accounted(
 ) -> set[str] | None:
     """``model.load_weights(weights)``, with both sides of the account checked.
 
-    Only for the models of ``needed_weights.MODELS``; others load as upstream does.
+    Only for the models of ``ARCHITECTURES``; others load as upstream does.
 
     Args:
         loader: its ``enable_weights_track`` false turns the error into a warning
@@ -96,7 +97,7 @@ def load_accounted(
     Raises:
         WeightsNotFilled: a parameter without a reason (``reason``) was not, or not wholly, written
     """
-    if type(model).__name__ not in MODELS:
+    if type(model).__name__ not in ARCHITECTURES:
         return model.load_weights(weights)
     canaries = Canaries((name, parameter) for name, parameter in model.named_parameters() if not _is_table(name))
     taken = TakenWeights(weights)

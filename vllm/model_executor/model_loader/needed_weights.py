@@ -14,13 +14,11 @@ from collections.abc import Callable
 import regex as re
 from torch import nn
 
+from vllm.ampere.checkpoint.config import ARCHITECTURES
 from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)
-
-#: classes of models whose modules' names are known well enough to leave tensors out by name
-MODELS = ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration")
 
 _TABLE = re.compile(r"(?:^|\.)ple\.ple_embedding\.ngram_embedding\.")
 _LAYER = re.compile(r"^.*?\blayers\.[0-9]+\b")
@@ -36,7 +34,7 @@ class NeededWeights:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._known = type(model).__name__ in MODELS
+        self._known = type(model).__name__ in ARCHITECTURES
         self._own = getattr(model, "is_unused_checkpoint_weight", None)
         self._mapper = getattr(model, "hf_to_vllm_mapper", None)
         # Most names are experts'; what decides about them is the layer.

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vllm.ampere.checkpoint.config import ARCHITECTURES
 from vllm.config.compilation import CUDAGraphMode
 from vllm.logger import init_logger
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 logger = init_logger(__name__)
-
-ARCHITECTURES = frozenset({"Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"})
 
 # Batches up to here get a graph of exactly their size, or up to the even spread if that is not much larger. Not for
 # all: each graph takes memory, as published 0.06 GiB for three of them on a stage of 16 layers.

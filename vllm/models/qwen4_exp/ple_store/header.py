@@ -7,7 +7,6 @@ counted from the end of the JSON.  The library can give out tensors but not offs
 and ``pread`` needs an offset.
 """
 
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -15,10 +14,9 @@ from pathlib import Path
 
 import torch
 
-from .errors import BadHeader, TruncatedFile, UnreadableFile
+from vllm.ampere.checkpoint.headers import MAX_HEADER_BYTES, entries
 
-# What safetensors itself allows; a longer header is a damaged length field.
-_MAX_HEADER_BYTES = 100_000_000
+from .errors import BadHeader, TruncatedFile, UnreadableFile
 
 DTYPES = {
     "BF16": torch.bfloat16,
@@ -52,10 +50,10 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
-            if size < 8 or not 2 <= length <= _MAX_HEADER_BYTES:
+            if size < 8 or not 2 <= length <= MAX_HEADER_BYTES:
                 raise BadHeader(
                     path,
-                    f"a header of 2 to {_MAX_HEADER_BYTES} bytes",
+                    f"a header of 2 to {MAX_HEADER_BYTES} bytes",
                     f"{length} bytes in a file of {size}",
                 )
             text = file.read(length)
@@ -64,25 +62,19 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     if len(text) < length:
         raise TruncatedFile(path, f"a header of {length} bytes", f"{len(text)} bytes")
     try:
-        tensors = json.loads(text)
-        tensors.pop("__metadata__", None)
-        return {name: _entry(path, name, raw, 8 + length, size) for name, raw in tensors.items()}
+        found = entries(text)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadHeader(path, "a JSON map of tensors", repr(error)) from error
+    for begin, end, name, dtype, shape in found:
+        _check(path, name, dtype, shape, end - begin, 8 + length + end, size)
+    return {name: TensorEntry(dtype, shape, 8 + length + begin) for begin, _, name, dtype, shape in found}
 
 
-def _entry(path: Path, name: str, raw: dict, start: int, size: int) -> TensorEntry:
-    """Check one tensor's record against the file's size in bytes."""
-    begin, end = raw["data_offsets"]
-    entry = TensorEntry(raw["dtype"], tuple(raw["shape"]), start + begin)
-    if start + end > size:
-        raise TruncatedFile(path, f"{start + end} bytes (for {name})", f"{size} bytes")
-    dtype = DTYPES.get(entry.dtype)
+def _check(path: Path, name: str, dtype: str, shape: tuple[int, ...], nbytes: int, last: int, size: int) -> None:
+    """Check one tensor's ``nbytes``, which end before byte ``last``, against its shape and the file's ``size``."""
+    if last > size:
+        raise TruncatedFile(path, f"{last} bytes (for {name})", f"{size} bytes")
+    known = DTYPES.get(dtype)
     # Other dtypes are of no concern here: they never become a table.
-    if dtype is not None and end - begin != math.prod(entry.shape) * dtype.itemsize:
-        raise BadHeader(
-            path,
-            f"{math.prod(entry.shape) * dtype.itemsize} bytes for {name}",
-            f"{end - begin} bytes",
-        )
-    return entry
+    if known is not None and nbytes != math.prod(shape) * known.itemsize:
+        raise BadHeader(path, f"{math.prod(shape) * known.itemsize} bytes for {name}", f"{nbytes} bytes")

@@ -4,7 +4,7 @@
 A table of ``rows`` rows is published as ``parts`` tensors ``shard_0`` … of
 ``ceil(rows / parts)`` rows each; the last one, or the last few, are shorter.  Some
 checkpoints hold it as one tensor instead.  What a row is made of, and where its scales
-are, is ``row_format.py``'s.
+are, is ``formats.py``'s.
 """
 
 import json
@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from vllm.ampere.checkpoint.documents import INDEX
+from vllm.ampere.checkpoint.table import shard_rows
 
 from .errors import (
     BadHeader,
@@ -25,8 +28,6 @@ from .errors import (
     WrongShape,
 )
 from .header import DTYPES, TensorEntry, read_header
-
-INDEX_NAME = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,7 @@ class TableShape:
 
     def shard_rows(self, index: int) -> int:
         """Rows of shard ``index``; 0 where the table ends before it."""
-        full = -(-self.rows // self.parts)
-        return max(0, min(full, self.rows - index * full))
+        return shard_rows(self.rows, self.parts, index)
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def _files(folder: Path, pattern: re.Pattern) -> dict[Path, list[str] | None]:
 
     With an index only the files that hold a part of the table are opened.
     """
-    index = folder / INDEX_NAME
+    index = folder / INDEX
     if not index.is_file():
         return {path: None for path in sorted(folder.glob("*.safetensors"))}
     try:

@@ -3,6 +3,7 @@
 
 from typing import TYPE_CHECKING
 
+from vllm.ampere.checkpoint.config import ARCHITECTURES
 from vllm.platforms import current_platform
 from vllm.utils.platform_utils import is_pin_memory_available
 
@@ -10,8 +11,6 @@ from .errors import HostFileGatherRefused
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
-
-_ARCHITECTURES = ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration")
 
 # Those that read the checkpoint's own safetensors files tensor by tensor.  ``dummy``
 # reads nothing, and only needs the table's files to exist.
@@ -61,12 +60,12 @@ def resolve_host_file_gather(vllm_config: "VllmConfig", model_config: "ModelConf
 
 def _has_store(model_config: "ModelConfig") -> bool:
     """Whether this platform's model code reads its rows through ``ple_store``."""
-    known = model_config.architecture in _ARCHITECTURES
+    known = model_config.architecture in ARCHITECTURES
     return known and (current_platform.is_cuda() or current_platform.is_cpu())
 
 
 def _check_model(model_config: "ModelConfig") -> None:
-    if model_config.architecture not in _ARCHITECTURES:
+    if model_config.architecture not in ARCHITECTURES:
         raise HostFileGatherRefused(
             "host_file_gather",
             True,
