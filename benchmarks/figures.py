@@ -17,6 +17,7 @@ from benchmarks import host_time_tables as host_time
 from benchmarks import table_formats_tables as table_formats
 from benchmarks.faults import table as faults
 from benchmarks.pipeline_model import tables as pipeline
+from benchmarks.pipeline_rates import record as rates
 from benchmarks.ray_stages import table as ray_stages
 from benchmarks.record import FOLDER, ROOT, read
 
@@ -45,7 +46,7 @@ def demo_table() -> str:
 #: page -> the tables in it, by the words of their markers
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"demo figures": demo_table},
-    "docs/ampere-multigpu/pipeline.md": pipeline.PAGE,
+    "docs/ampere-multigpu/pipeline.md": pipeline.PAGE | rates.PAGE,
     "docs/ampere-multigpu/faults.md": faults.PAGE,
     "docs/ampere-multigpu/ray.md": ray_stages.PAGE,
     "docs/ampere-multigpu/check.md": checkpoint_pages.PAGE,

@@ -12,27 +12,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from benchmarks import record
+from benchmarks import record, whole_engine
+from benchmarks.whole_engine import ANSWER, CHUNK
 from demo import reference
 from demo.checkpoint.formats import RECIPES, Pair, quantize
 from demo.checkpoint.formats.write import MULTIMODAL, PLAIN
 from demo.checkpoint.geometry import PRESETS
 from demo.checkpoint.write import build
-from tests.e2e.compare import prompt_difference
-from tests.e2e.prompts import decisive
 
 OUT = record.FOLDER / "formats-cpu.json"
 #: recipe -> stages
 RUNS = {"mix": (1, 2, 3), "gptq": (1, 2, 3), "gptq-g32": (1,), "gptq-g128": (1,), "int6": (1,), "int8": (1,)}
-#: tokens of the prompts: beyond the sparse budget of 64, and within one chunk
-LENGTHS, ANSWER, CHUNK = (150, 23), 12, 64
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,55 +58,18 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if all(claim.holds for claim in claims) else 1
 
 
-def compare(name: str, pair: Pair, stages: tuple[int, ...], folder: Path) -> list[dict]:
+def compare(name: str, pair: Pair, stages: tuple[int, ...], folder: Path) -> Iterator[dict]:
+    """Rows of one recipe over each number of stages, with the floor in each."""
     model = reference.load(pair.dequantized)
-    asked = [decisive(model, length, ANSWER, seed=length) for length in LENGTHS]
-    wanted = [reference.prompt_logprobs(model, prompt) for prompt, _ in asked]
-    exact = reference.load(pair.dequantized, torch.float32)
-    floors = [(reference.prompt_logprobs(exact, p) - w).abs() for (p, _), w in zip(asked, wanted, strict=True)]
-    del exact
-    rows = []
+    asked = whole_engine.questions(model)
+    wanted = whole_engine.prompt_logprobs(model, asked)
+    exact = whole_engine.prompt_logprobs(reference.load(pair.dequantized, torch.float32), asked)
+    floors = [(more - want).abs() for more, want in zip(exact, wanted, strict=True)]
     for number in stages:
-        results = serve(pair.quantized, number, [prompt for prompt, _ in asked], folder)
-        for result, (prompt, answer), want, floor in zip(results, asked, wanted, floors, strict=True):
-            difference = prompt_difference(result, want)
-            pairs = zip(result["logprobs"], answer.logprobs, strict=True)
-            rows.append(
-                {
-                    "recipe": name,
-                    "stages": number,
-                    "prompt": len(prompt),
-                    "tokens": ANSWER,
-                    "tokens_equal": sum(a == b for a, b in zip(result["tokens"], answer.tokens, strict=True)),
-                    "largest_answer": max(abs(ours - theirs) for ours, theirs in pairs),
-                    "prompt_median": difference.median,
-                    "prompt_largest": difference.largest,
-                    "floor_median": float(floor.median()),
-                    "floor_largest": float(floor.max()),
-                }
-            )
-    return rows
-
-
-def serve(model: Path, stages: int, prompts: list[list[int]], folder: Path) -> list[dict]:
-    """One engine, all prompts in one batch; what engine_job.py says about each."""
-    engine = {
-        "max_model_len": 512,
-        "max_num_seqs": 8,
-        "kv_cache_memory_bytes": 64 << 20,
-        "pipeline_parallel_size": stages,
-        "max_num_batched_tokens": CHUNK,
-        "enable_prefix_caching": False,
-    }
-    batch = [{"prompt": prompt, "length": ANSWER, "prompt_logprobs": True} for prompt in prompts]
-    job, result, log = folder / "job.json", folder / "result.json", folder / "log.txt"
-    job.write_text(json.dumps({"model": str(model), "engine": engine, "batches": [batch]}))
-    with log.open("wb") as out:
-        program = record.ROOT / "tests/e2e/engine_job.py"
-        done = subprocess.run([sys.executable, program, job, result], stdout=out, stderr=subprocess.STDOUT)
-    if done.returncode:
-        sys.exit(f"{model} over {stages} stages ended with status {done.returncode}:\n{log.read_text()[-4000:]}")
-    return json.loads(result.read_text())["batches"][0]
+        rows = whole_engine.compare(pair.quantized, number, asked, wanted, folder)
+        for row, floor in zip(rows, floors, strict=True):
+            beside = {"floor_median": float(floor.median()), "floor_largest": float(floor.max())}
+            yield {"recipe": name} | row | beside
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.markdown import table
 from benchmarks.record import FOLDER, read
 
 CPU = FOLDER / "formats-cpu.json"
@@ -55,7 +56,7 @@ def cpu_table() -> str:
         "floor, median",
         "floor, largest",
     ]
-    return f"Measured on {where['cpu']}, {where['cores']} cores ({record['upstream']}, commit {record['commit']}).\n\n{_table(head, rows)}"
+    return f"Measured on {where['cpu']}, {where['cores']} cores ({record['upstream']}, commit {record['commit']}).\n\n{table(head, rows)}"
 
 
 def kernel_table() -> str:
@@ -87,7 +88,7 @@ def _card(record: dict) -> str:
     copy = f", {rate / 1e9:.0f} GB/s in a copy" if rate else ""
     text = (
         f"Measured on {where.get('gpus', where['cpu'])}, kernels of compute capability {capability}{copy} "
-        f"({record['upstream']}, commit {record['commit']}).\n\n{_table(head, rows)}"
+        f"({record['upstream']}, commit {record['commit']}).\n\n{table(head, rows)}"
     )
     if refused:
         left = "; ".join(f"{module} in {said}: {', '.join(names)}" for (said, module), names in refused.items())
@@ -106,11 +107,6 @@ def _time(samples: dict[int, dict], tokens: int) -> str:
         return "–"
     cell = f"{sample['microseconds']:,.0f} µs"
     return cell + (f" (floor {sample['floor_microseconds']:,.0f})" if "floor_microseconds" in sample else "")
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 PAGE = {"formats on the CPU": cpu_table, "kernels on GPUs": kernel_table}

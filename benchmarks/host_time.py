@@ -27,7 +27,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks import record
+from benchmarks import cpu_scheduler, record
 
 DEFAULT_OUT = "pipeline-host-time-cpu.json"
 #: What a CPU run is given unless --engine says otherwise; enough blocks for every user, and no more.
@@ -93,8 +93,8 @@ def rows(figures: dict[str, Any], **what: Any) -> list[dict[str, Any]]:
 
 
 def prompt(user: int) -> list[int]:
-    """Ordinary tokens (from 16 on) without a period shorter than the prompt."""
-    return [16 + (7 * i * i + (3 + 2 * user) * i) % 480 for i in range(PROMPT)]
+    """A user's own."""
+    return cpu_scheduler.prompt(PROMPT, user)
 
 
 def decode(llm: Any, users: int, tokens: int) -> dict[str, float]:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,13 +19,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from benchmarks import record
+from benchmarks import record, whole_engine
+from benchmarks.whole_engine import ANSWER, CHUNK
 from demo import reference
 from demo.checkpoint.geometry import geometry
 from demo.checkpoint.table_formats import recode
 from demo.checkpoint.write import build
-from tests.e2e.compare import prompt_difference
-from tests.e2e.prompts import decisive
 
 OUT = record.FOLDER / "formats-ple-cpu.json"
 IN_FILES, IN_MEMORY = {"host_file_gather": True}, {"host_file_gather": False, "cpu_offload": False}
@@ -40,8 +37,6 @@ CASES = {
     "row-scaled-int8": ("memory", 1),
     "nvfp4": ("files", 2),
 }
-#: tokens of the prompts: beyond the sparse budget of 64, and within one chunk
-LENGTHS, ANSWER, CHUNK = (150, 23), 12, 64
 LARGEST = 0.2
 
 
@@ -57,9 +52,11 @@ def main(argv: list[str] | None = None) -> int:
             twin = recode(folder / "bf16", folder / form, form)
             error = relative_error(folder / "bf16", twin)
             model = reference.load(twin)
-            asked = [decisive(model, length, ANSWER, seed=length) for length in LENGTHS]
-            for row in compare(model, asked, folder / form, place, stages, folder):
-                samples.append({"form": form, "table_error": error} | row)
+            asked = whole_engine.questions(model)
+            wanted = whole_engine.prompt_logprobs(model, asked)
+            engram = IN_FILES if place == "files" else IN_MEMORY
+            for row in whole_engine.compare(folder / form, stages, asked, wanted, folder, engram_config=engram):
+                samples.append({"form": form, "table_error": error, "rows_from": place} | row)
                 print(json.dumps(samples[-1]), flush=True)
             write(args.out, samples)
     return 0 if all(claim.holds for claim in claims(samples)) else 1
@@ -88,45 +85,6 @@ def relative_error(source: Path, twin: Path) -> float:
             rows |= {name: part for name, part in load_file(path).items() if "ngram_embedding" in name}
         tables.append(torch.cat([rows[name].float() for name in sorted(rows)]))
     return float((tables[0] - tables[1]).norm() / tables[0].norm())
-
-
-def compare(model, asked, checkpoint: Path, place: str, stages: int, folder: Path) -> list[dict]:
-    engine = {
-        "max_model_len": 512,
-        "max_num_seqs": 8,
-        "kv_cache_memory_bytes": 64 << 20,
-        "pipeline_parallel_size": stages,
-        "max_num_batched_tokens": CHUNK,
-        "enable_prefix_caching": False,
-        "engram_config": IN_FILES if place == "files" else IN_MEMORY,
-    }
-    batch = [{"prompt": prompt, "length": ANSWER, "prompt_logprobs": True} for prompt, _ in asked]
-    job, result, log = folder / "job.json", folder / "result.json", folder / "log.txt"
-    job.write_text(json.dumps({"model": str(checkpoint), "engine": engine, "batches": [batch]}))
-    environment = {name: value for name, value in os.environ.items() if name != "VLLM_PP_LAYER_PARTITION"}
-    with log.open("wb") as out:
-        program = record.ROOT / "tests/e2e/engine_job.py"
-        command = [sys.executable, str(program), str(job), str(result)]
-        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
-    if done.returncode:
-        sys.exit(f"{checkpoint} from {place} ended with status {done.returncode}:\n{log.read_text()[-4000:]}")
-    rows = []
-    for got, (prompt, answer) in zip(json.loads(result.read_text())["batches"][0], asked, strict=True):
-        difference = prompt_difference(got, reference.prompt_logprobs(model, prompt))
-        pairs = zip(got["logprobs"], answer.logprobs, strict=True)
-        rows.append(
-            {
-                "rows_from": place,
-                "stages": stages,
-                "prompt": len(prompt),
-                "tokens": ANSWER,
-                "tokens_equal": sum(a == b for a, b in zip(got["tokens"], answer.tokens, strict=True)),
-                "largest_answer": max(abs(ours - theirs) for ours, theirs in pairs),
-                "prompt_median": difference.median,
-                "prompt_largest": difference.largest,
-            }
-        )
-    return rows
 
 
 if __name__ == "__main__":

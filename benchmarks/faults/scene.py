@@ -39,6 +39,13 @@ class Watch:
     exit_status: int | None = None
     exit_s: float | None = None
 
+    def note_client(self, stream: Stream | None, struck: float) -> None:
+        """How and when the client's request ended; one that just did is given a second to notice."""
+        if stream is not None:
+            stream.ended.wait(1.0)
+            self.client = f"{stream.end}: {stream.detail}" if stream.ended.is_set() else "nothing"
+            self.client_s = round(stream.ended_at - struck, 1) if stream.ended.is_set() else None
+
 
 def play(
     case: Case,
@@ -139,25 +146,22 @@ def _strike(case: Case, leader: int, trigger: Path) -> None:
 def _watch(server: Server, stream: Stream | None, struck: float, patience: float) -> Watch:
     watch = Watch()
     while time.monotonic() < struck + patience:
-        if watch.health_s is None and (bad := _bad_health(server.url)):
-            watch.health, watch.health_s = bad, _since(struck)
+        if watch.health_s is None and (bad := bad_health(server.url)):
+            watch.health, watch.health_s = bad, since(struck)
         if server.process.poll() is not None:
-            watch.exit_status, watch.exit_s = server.process.returncode, _since(struck)
+            watch.exit_status, watch.exit_s = server.process.returncode, since(struck)
             break
         time.sleep(0.25)
-    if stream is not None:
-        stream.ended.wait(1.0)
-        watch.client = f"{stream.end}: {stream.detail}" if stream.ended.is_set() else "nothing"
-        watch.client_s = round(stream.ended_at - struck, 1) if stream.ended.is_set() else None
+    watch.note_client(stream, struck)
     watch.health = watch.health or "200"
     return watch
 
 
-def _since(struck: float) -> float:
+def since(struck: float) -> float:
     return round(time.monotonic() - struck, 1)
 
 
-def _bad_health(url: str) -> str:
+def bad_health(url: str) -> str:
     """Why /health is not good; empty where it is."""
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=2):

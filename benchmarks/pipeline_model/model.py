@@ -4,40 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Qwen3.8-Flash-Next's text configuration
-TEXT_CONFIG: dict[str, object] = {
-    "architectures": ["Qwen4ExpForCausalLM"],
-    "model_type": "qwen4_exp_text",
-    "dtype": "bfloat16",
-    "vocab_size": 248320,
-    "hidden_size": 2560,
-    "num_hidden_layers": 48,
-    "full_attention_interval": 4,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
+from demo.checkpoint.mixes import PUBLISHED
+
+#: Qwen3.8-Flash-Next's text configuration, with what a scheduler's configuration asks for beside the shapes
+TEXT_CONFIG: dict[str, object] = PUBLISHED | {
     "max_position_embeddings": 262144,
-    "output_gate_type": "sigmoid",
-    "linear_num_value_heads": 48,
-    "linear_num_key_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "num_experts": 512,
-    "num_experts_per_tok": 10,
-    "moe_intermediate_size": 640,
-    "shared_expert_intermediate_size": 640,
-    "ple_layer_ids": [2],
-    "ple_embed_dim": 2560,
-    "indexer_n_heads": 4,
-    "indexer_kv_heads": 1,
-    "indexer_head_dim": 128,
-    "indexer_budget": 2048,
-    "indexer_compress_ratio": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25},
-    "eos_token_id": 248044,
     "pad_token_id": 248044,
-    "tie_word_embeddings": False,
 }
 
 LAYERS = 48

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from benchmarks.markdown import table
 from benchmarks.record import FOLDER, read
 
 RECORD = FOLDER / "pipeline-model-3090.json"
@@ -14,11 +15,6 @@ ARRANGEMENTS = ("merged", "stock", "spread")
 
 def _samples(case: str) -> Iterator[dict]:
     return (sample for sample in read(RECORD)["samples"] if sample["case"] == case)
-
-
-def _table(heads: list[str], rows: list[list[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _middle(published: list[float]) -> float:
@@ -41,7 +37,7 @@ def parameters() -> str:
         for one in read(RECORD)["settings"]["calibrations"]
     ]
     heads = ["bytes", "share of 936 GB/s", "fixed", "TFLOP/s of prefill", "six cards, 57 published", "three cards, 80"]
-    return _table(heads, rows)
+    return table(heads, rows)
 
 
 def decode(own_bytes: bool) -> str:
@@ -58,7 +54,7 @@ def decode(own_bytes: bool) -> str:
         cells[1] += f" in {by['stock']['micro_batches']:.0f}"
         cells[2] += f" in {by['spread']['micro_batches']:.0f}"
         rows.append([machine, str(users), shown, *cells])
-    return _table(["machine", "users", "published", "one micro-batch", "as stock arranges them", "spread"], rows)
+    return table(["machine", "users", "published", "one micro-batch", "as stock arranges them", "spread"], rows)
 
 
 def prefill() -> str:
@@ -67,7 +63,7 @@ def prefill() -> str:
         for sample in _samples("prefill")
         if sample["own_bytes"]
     ]
-    return _table(["machine", "prompt", "published", "model, seconds"], rows)
+    return table(["machine", "prompt", "published", "model, seconds"], rows)
 
 
 def h200() -> str:
@@ -75,7 +71,7 @@ def h200() -> str:
         [str(sample["users"]), f"{sample['measured']:.0f}", _off(sample["per_user"], sample["measured"])]
         for sample in _samples("two H200")
     ]
-    return _table(["users", "measured", "model"], rows)
+    return table(["users", "measured", "model"], rows)
 
 
 def host() -> str:
@@ -92,7 +88,7 @@ def host() -> str:
         ours = [f"{by[MEASURED]:.1f}"] if MEASURED in by else []
         rows.append([f"{machine}, {users} users", f"{host_ms:g} ms", *cells, *ours])
     heads = ["ours"] if any(MEASURED in by for by in rates.values()) else []
-    return _table(["", "host time", *map(str, numbers), *heads], rows)
+    return table(["", "host time", *map(str, numbers), *heads], rows)
 
 
 def _bold(value: float, bold: bool) -> str:
@@ -109,7 +105,7 @@ def partition() -> str:
         ]
         for sample in _samples("partition")
     ]
-    return _table(["layers", "tok/s each", "idle, idlest stage", "idle, last stage"], rows)
+    return table(["layers", "tok/s each", "idle, idlest stage", "idle, last stage"], rows)
 
 
 def schedulers() -> str:
@@ -122,7 +118,7 @@ def schedulers() -> str:
             found.setdefault(sample["situation"], []).append(shown)
     heads = ["", "stock", "ours", "stock, balanced, 2 ms", "ours, balanced, 2 ms"]
     rows = [[situation, *cells] for situation, cells in found.items() if not situation.startswith("1 at")]
-    return _table(heads, rows)
+    return table(heads, rows)
 
 
 PAGE: dict[str, Callable[[], str]] = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from demo.checkpoint.sparse import write_file
+
 #: Rows of the real n-gram table and values of each; DESIGN's geometry, as upstream computes it from the configuration.
 TABLE_ROWS, ROW_VALUES = 320_001_536, 160
 
@@ -18,11 +20,6 @@ def write(folder: Path, config: Path, layers: int, experts: int) -> Path:
     geometry = json.loads(config.read_text()) | {"num_hidden_layers": layers, "num_experts": experts}
     (folder / "config.json").write_text(json.dumps(geometry))
     layer = geometry["ple_layer_ids"][0] - 1
-    size = TABLE_ROWS * ROW_VALUES * 2
     name = f"model.layers.{layer}.ple.ple_embedding.ngram_embedding.weight"
-    header = json.dumps({name: {"dtype": "BF16", "shape": [TABLE_ROWS, ROW_VALUES], "data_offsets": [0, size]}})
-    header += " " * (-len(header) % 8)
-    with open(folder / "model.safetensors", "wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header.encode())
-        file.truncate(8 + len(header) + size)
+    write_file(folder / "model.safetensors", {name: ("BF16", (TABLE_ROWS, ROW_VALUES))})
     return folder

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from benchmarks.markdown import table
 from benchmarks.record import FOLDER, Claim, read, write
 
 RECORD = FOLDER / "pipeline-gpu-rates.json"
@@ -34,7 +35,8 @@ def ideal(cases: dict[Case, dict[str, dict]], context: int, users: int, stages: 
     return alone["per_user"] if alone else None
 
 
-def write_record(raw: Path) -> None:
+def write_record(raw: Path, commit: str | None) -> None:
+    """`commit`: what was measured, where it is not what lies here."""
     found = json.loads(raw.read_text())
     cases = by_case(found["samples"])
     stages = found["settings"]["pipeline_parallel_size"]
@@ -50,7 +52,7 @@ def write_record(raw: Path) -> None:
             Claim(f"ours / upstream, {what}", round(ours / upstream, 3), "", 1.0, ">="),
         ]
     settings = {"command": "python -m benchmarks.pipeline_rates run"} | found["settings"]
-    write(RECORD, settings, found["samples"], claims, found["gpus"], found["hardware"])
+    write(RECORD, settings, found["samples"], claims, found["gpus"], found["hardware"], commit)
 
 
 def rates() -> str:
@@ -58,12 +60,20 @@ def rates() -> str:
     found = read(RECORD)
     cases, stages = by_case(found["samples"]), found["settings"]["pipeline_parallel_size"]
     rules = ["upstream", "measured", "spread", "by two", ALONE]
-    lines = [f"| context | users | {' | '.join(rules)} | ideal | measured / ideal | upstream / ideal |\n"]
-    lines.append("| --- " * (len(rules) + 5) + "|\n")
+    rows = []
     for (context, users), samples in cases.items():
         best = ideal(cases, context, users, stages)
-        cells = [f"{samples[rule]['per_user']:.1f}" for rule in rules]
-        shares = [f"{samples[rule]['per_user'] / best:.2f}" if best else "" for rule in ("measured", "upstream")]
-        shown = f"{best:.1f}" if best else ""
-        lines.append(f"| {context // 1024}k | {users} | {' | '.join([*cells, shown, *shares])} |\n")
-    return "".join(lines)
+        rows.append(
+            [
+                f"{context // 1024}k",
+                str(users),
+                *(f"{samples[rule]['per_user']:.1f}" for rule in rules),
+                f"{best:.1f}" if best else "",
+                *(f"{samples[rule]['per_user'] / best:.2f}" if best else "" for rule in ("measured", "upstream")),
+            ]
+        )
+    return table(["context", "users", *rules, "ideal", "measured / ideal", "upstream / ideal"], rows)
+
+
+#: in the pipeline page
+PAGE = {"two H200 at real widths": rates}

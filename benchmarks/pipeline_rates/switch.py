@@ -39,12 +39,14 @@ class _Switched(PipelineScheduler):
         return super().schedule(throttle_prefills)
 
     def _mamba_block_aligned_split(self, *args, **kwargs) -> int:
-        owner = Scheduler if self._rule == "u" else super()
-        return owner._mamba_block_aligned_split(*((self,) if owner is Scheduler else ()), *args, **kwargs)
+        if self._rule == "u":
+            return Scheduler._mamba_block_aligned_split(self, *args, **kwargs)
+        return super()._mamba_block_aligned_split(*args, **kwargs)
 
     def _reserve_prefill_lookahead(self, *args, **kwargs) -> int:
-        owner = Scheduler if self._rule == "u" else super()
-        return owner._reserve_prefill_lookahead(*((self,) if owner is Scheduler else ()), *args, **kwargs)
+        if self._rule == "u":
+            return Scheduler._reserve_prefill_lookahead(self, *args, **kwargs)
+        return super()._reserve_prefill_lookahead(*args, **kwargs)
 
 
 class AsyncSwitched(_Switched, AsyncPipelineScheduler):

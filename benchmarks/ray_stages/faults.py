@@ -70,16 +70,9 @@ CASES = (
 
 
 @dataclass
-class Seen:
-    """Seconds since the fault; None where it did not happen within the patience."""
+class Seen(scene.Watch):
+    """The same over two machines."""
 
-    case: str
-    client: str = "no request"
-    client_s: float | None = None
-    health: str = ""
-    health_s: float | None = None
-    exit_status: int | None = None
-    exit_s: float | None = None
     other_stage_gone_s: float | None = None
     left_processes: list[str] | None = None
     left_shared_memory: list[str] | None = None
@@ -112,7 +105,7 @@ def play(case: Case, checkpoint: Path, patience: float) -> dict:
             seen = strike(case, server, cluster, stream, patience)
         if folder := os.environ.get("FAULT_LOG"):
             Path(folder, f"ray-{case.name}.log").write_bytes(log.read_bytes())
-        return asdict(seen) | {"patience_s": patience, "ray": dict(case.ray)}
+        return {"case": case.name} | asdict(seen) | {"patience_s": patience, "ray": dict(case.ray)}
 
 
 def _wait_for_loading(node: Node, server: Server) -> None:
@@ -133,10 +126,10 @@ def strike(case: Case, server: Server, cluster: RayCluster, stream: Stream | Non
     for process in targets:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(getattr(signal, case.signal))
-    seen = Seen(case.name)
+    seen = Seen()
     while time.monotonic() < struck + patience:
-        now = round(time.monotonic() - struck, 1)
-        if stream is not None and seen.health_s is None and (bad := scene._bad_health(server.url)):
+        now = scene.since(struck)
+        if stream is not None and seen.health_s is None and (bad := scene.bad_health(server.url)):
             seen.health, seen.health_s = bad, now
         if seen.exit_s is None and server.process.poll() is not None:
             seen.exit_status, seen.exit_s = server.process.returncode, now
@@ -145,10 +138,7 @@ def strike(case: Case, server: Server, cluster: RayCluster, stream: Stream | Non
         if seen.exit_s is not None and seen.other_stage_gone_s is not None:
             break
         time.sleep(LOOK)
-    if stream is not None:
-        stream.ended.wait(1.0)
-        seen.client = f"{stream.end}: {stream.detail}" if stream.ended.is_set() else "nothing"
-        seen.client_s = round(stream.ended_at - struck, 1) if stream.ended.is_set() else None
+    seen.note_client(stream, struck)
     # The resource tracker removes shared memory after the last process; it is given a second.
     time.sleep(1.0)
     seen.left_processes = sorted(leftovers.title(process) for process in leftovers.of_session(server.process.pid))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.ampere.checkpoint.config import text_config
+from vllm.ampere.checkpoint.documents import CONFIG, INDEX
 from vllm.ampere.checkpoint.geometry import LINEAR, Part, parts
 from vllm.ampere.checkpoint.headers import BITS
 from vllm.ampere.checkpoint.names import class_of, template
@@ -119,7 +120,7 @@ def _module(module: str, part: Part, form: Form) -> Iterator[tuple[str, Entry]]:
 def write(out: Path, config: dict[str, Any], tensors: dict[str, Entry], *, files: int = 8) -> None:
     """config.json, sparse weight files of about equal size, and their index."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").write_text(json.dumps(config, indent=1))
+    (out / CONFIG).write_text(json.dumps(config, indent=1))
     total = sum(nbytes(entry) for entry in tensors.values())
     groups: list[dict[str, Entry]] = [{}]
     size = 0
@@ -135,7 +136,7 @@ def write(out: Path, config: dict[str, Any], tensors: dict[str, Entry], *, files
         write_file(out / file, group)
         weight_map |= dict.fromkeys(group, file)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (out / "model.safetensors.index.json").write_text(json.dumps(index))
+    (out / INDEX).write_text(json.dumps(index))
 
 
 def nbytes(entry: Entry) -> int:

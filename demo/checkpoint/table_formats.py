@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from demo.checkpoint.layout import INDEX
+
 FORMS = ["scaled", "scaled-f32", "row-scaled", "row-scaled-int8", "nvfp4"]
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -62,7 +64,6 @@ def encode(values: torch.Tensor, form: str, dtype: torch.dtype = torch.bfloat16)
     )
 
 
-INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"(?P<layer>.*ngram_embedding)\.shard_(?P<index>\d+)\.weight$")
 
 

@@ -58,6 +58,22 @@ def check_prompt(result: dict, expected: torch.Tensor) -> Difference:
     return difference
 
 
+def check_completion(client, model: str, prompt: list[int], expected: Reference, logprobs: int = 1):
+    """Assert that a server answers token ids as transformers does; returns the completion."""
+    done = client.completions.create(
+        model=model,
+        prompt=prompt,
+        max_tokens=len(expected.tokens),
+        temperature=0,
+        logprobs=logprobs,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    )
+    choice = done.choices[0]
+    assert choice.token_ids == expected.tokens
+    assert max(abs(a - b) for a, b in zip(choice.logprobs.token_logprobs, expected.logprobs, strict=True)) <= LARGEST
+    return done
+
+
 def check_answer(result: dict, expected: Reference) -> float:
     """Assert equal tokens; returns the largest difference of their log-probabilities."""
     length = len(result["tokens"])

@@ -1,9 +1,5 @@
 """Checkpoints, transformers' answers and engine runs, each made once for the session."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,6 +10,7 @@ from demo import reference
 from demo.checkpoint.write import build
 
 from .checkpoints import SHAPES
+from .engine_run import EngineEnded, run_engine
 
 HERE = Path(__file__).parent
 
@@ -58,28 +55,15 @@ def run_job(checkpoint, tmp_path_factory):
         **engine,
     ) -> dict:
         model = name if isinstance(name, Path) else checkpoint(name)
-        settings = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_memory_bytes": 64 << 20} | engine
-        job = {"model": str(model), "engine": settings, "batches": batches}
         folder = root / str(next(numbers))
         folder.mkdir()
-        (folder / "job.json").write_text(json.dumps(job))
         environment = {"VLLM_PP_LAYER_PARTITION": partition} if partition else {}
         if watch:
             environment |= {"WATCH_FILES": str(watch), "PYTHONPATH": str(HERE / "watch")}
-        log = folder / "log.txt"
-        with log.open("wb") as out:
-            done = subprocess.run(
-                [sys.executable, HERE / "engine_job.py", folder / "job.json", folder / "result.json"],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                timeout=JOB_LIMIT,
-                env={**_environment(), **environment},
-            )
-        if done.returncode:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-60:])
-            pytest.fail(f"engine job ended with status {done.returncode}; end of {log}:\n{tail}")
-        return json.loads((folder / "result.json").read_text())
+        try:
+            return run_engine(folder, model, batches, engine, environment, JOB_LIMIT)
+        except EngineEnded as ended:
+            pytest.fail(str(ended))
 
     return run
 
@@ -105,8 +89,3 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
         worst = max(entries, key=lambda entry: entry[1])
         prompt = f"; prompt positions: {worst[2]}" if worst[2] else ""
         terminalreporter.write_line(f"{what} ({len(entries)}): answers at most {worst[1]:.3f}{prompt}")
-
-
-def _environment() -> dict[str, str]:
-    # A partition of the caller's shell would silently replace the one that a test is about.
-    return {key: value for key, value in os.environ.items() if key != "VLLM_PP_LAYER_PARTITION"}

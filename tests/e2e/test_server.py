@@ -9,7 +9,7 @@ from demo.reference import greedy
 from demo.run import ENGINE
 from demo.server import Server, free_port
 
-from .compare import LARGEST
+from .compare import LARGEST, check_completion
 from .prompts import decisive
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1000)]
@@ -65,17 +65,7 @@ def test_two_users_at_once(server, references):
 def test_completion_with_logprobs(client, references):
     """Token ids as the prompt: past the indexer's budget, and cut into chunks of 64."""
     prompt, expected = decisive(references("ple-early"), 150, ANSWER, seed=31)
-    done = client.completions.create(
-        model=MODEL,
-        prompt=prompt,
-        max_tokens=ANSWER,
-        temperature=0,
-        logprobs=2,
-        extra_body={"return_token_ids": True, "ignore_eos": True},
-    )
-    choice = done.choices[0]
-    assert choice.token_ids == expected.tokens
-    assert max(abs(a - b) for a, b in zip(choice.logprobs.token_logprobs, expected.logprobs, strict=True)) <= LARGEST
+    done = check_completion(client, MODEL, prompt, expected, logprobs=2)
     assert done.usage.prompt_tokens == 150
 
 

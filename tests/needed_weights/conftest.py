@@ -138,6 +138,32 @@ class Files:
         return accounted_load.load_accounted(loader, model, loader.get_all_weights(model_config, model))
 
 
+def watched(taken, opened=lambda path: None) -> type:
+    """A stand-in for safe_open: calls ``opened(path)`` for each file, ``taken(name, tensor)`` for each tensor."""
+
+    class Watched:
+        def __init__(self, path, *args, **kwargs):
+            opened(path)
+            self._file = safe_open(path, *args, **kwargs)
+
+        def __enter__(self):
+            self._file.__enter__()
+            return self
+
+        def __exit__(self, *error):
+            return self._file.__exit__(*error)
+
+        def keys(self):
+            return self._file.keys()
+
+        def get_tensor(self, name):
+            tensor = self._file.get_tensor(name)
+            taken(name, tensor)
+            return tensor
+
+    return Watched
+
+
 @pytest.fixture
 def checkpoint(tmp_path, monkeypatch):
     """``checkpoint(change, index=True)``: files of two layers each, the table's shards in two of their own.
@@ -164,27 +190,13 @@ def checkpoint(tmp_path, monkeypatch):
             (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
         files = Files(tmp_path)
 
-        class Watched:
-            def __init__(self, path, *args, **kwargs):
-                files.opened.append(Path(path).name)
-                self._file = safe_open(path, *args, **kwargs)
+        def opened(path) -> None:
+            files.opened.append(Path(path).name)
 
-            def __enter__(self):
-                self._file.__enter__()
-                return self
+        def taken(name, tensor) -> None:
+            files.taken[name] = tensor.nbytes
 
-            def __exit__(self, *error):
-                return self._file.__exit__(*error)
-
-            def keys(self):
-                return self._file.keys()
-
-            def get_tensor(self, name):
-                tensor = self._file.get_tensor(name)
-                files.taken[name] = tensor.nbytes
-                return tensor
-
-        monkeypatch.setattr(weight_utils, "safe_open", Watched)
+        monkeypatch.setattr(weight_utils, "safe_open", watched(taken, opened))
         return files
 
     return write

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors import safe_open
 
 from vllm.config import LoadConfig
 from vllm.model_executor.model_loader import needed_weights, weight_utils
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+from .conftest import watched
 
 
 @pytest.fixture
@@ -26,26 +27,7 @@ def serve_from_files(monkeypatch):
 def read_tensors(monkeypatch):
     """Names of the tensors that anybody takes out of a safetensors file."""
     names = []
-
-    class Watched:
-        def __init__(self, *args, **kwargs):
-            self._file = safe_open(*args, **kwargs)
-
-        def __enter__(self):
-            self._file.__enter__()
-            return self
-
-        def __exit__(self, *error):
-            return self._file.__exit__(*error)
-
-        def keys(self):
-            return self._file.keys()
-
-        def get_tensor(self, name):
-            names.append(name)
-            return self._file.get_tensor(name)
-
-    monkeypatch.setattr(weight_utils, "safe_open", Watched)
+    monkeypatch.setattr(weight_utils, "safe_open", watched(lambda name, tensor: names.append(name)))
     return names
 
 

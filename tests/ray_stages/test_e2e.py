@@ -17,7 +17,7 @@ from demo.checkpoint.write import build
 from demo.reference import load
 from demo.run import ENGINE
 from demo.server import Server, free_port
-from tests.e2e.compare import LARGEST
+from tests.e2e.compare import check_completion
 from tests.e2e.prompts import decisive
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -116,17 +116,7 @@ def test_tokens_are_transformers(server, checkpoint):
 
     client = OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=300, max_retries=0)
     prompt, expected = decisive(load(checkpoint), 150, ANSWER, seed=31)
-    done = client.completions.create(
-        model="qwen4-exp-demo",
-        prompt=prompt,
-        max_tokens=ANSWER,
-        temperature=0,
-        logprobs=1,
-        extra_body={"return_token_ids": True, "ignore_eos": True},
-    )
-    choice = done.choices[0]
-    assert choice.token_ids == expected.tokens
-    assert max(abs(a - b) for a, b in zip(choice.logprobs.token_logprobs, expected.logprobs, strict=True)) <= LARGEST
+    check_completion(client, "qwen4-exp-demo", prompt, expected)
 
 
 def test_the_death_of_a_stage_ends_the_server(cluster, server):

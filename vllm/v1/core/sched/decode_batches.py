@@ -134,8 +134,10 @@ class MeasuredBatches:
         self._rounds: list[float] = []
 
     def _hopeless(self) -> bool:
+        if len(self._rounds) != HOPELESS:
+            return False
         others = [timed.ms for batches, timed in self._known() if batches != self._batches]
-        return len(self._rounds) == HOPELESS and bool(others) and median(self._rounds) > min(others) * (1 + SLOWER)
+        return bool(others) and median(self._rounds) > min(others) * (1 + SLOWER)
 
     def _note(self) -> None:
         timed = self.times.setdefault(self._key(self._batches), Timed())
