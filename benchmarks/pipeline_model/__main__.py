@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import os
 
-# Before vLLM is imported: hundreds of configurations are built, each of which would describe itself.
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+if __name__ == "__main__":
+    # Before vLLM is imported: hundreds of configurations are built, each of which would describe itself.  Not for whoever
+    # imports this, whose later processes would keep silent too.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import argparse
 import json
