@@ -68,14 +68,14 @@ def slow_stages(batches: int, most: int) -> float:
 
 @pytest.mark.parametrize("ms, best", [(slow_host, 1), (slow_stages, 3)])
 def test_the_arrangement_with_the_shortest_round_is_kept(monkeypatch, ms, best):
-    used = Rounds(monkeypatch, 3, ms).run(6, 300)
+    used = Rounds(monkeypatch, 3, ms).run(6, RETRY)
     assert set(used[:60]) == {1, 2, 3}, "every one was tried"
     assert set(used[60:]) == {best}
 
 
 def test_what_is_clearly_slower_is_left_after_a_few_rounds(monkeypatch):
-    used = Rounds(monkeypatch, 3, slow_stages).run(6, 300)
-    assert used.count(1) < SETTLE + WINDOW and used.count(3) > 250
+    used = Rounds(monkeypatch, 3, slow_stages).run(6, RETRY)
+    assert used.count(1) < SETTLE + WINDOW and used.count(3) > 100
 
 
 def test_the_first_users_are_spread_and_the_next_go_where_it_paid(monkeypatch):
@@ -89,7 +89,7 @@ def test_what_was_learned_serves_another_number_with_the_same_micro_batches(monk
     run = Rounds(monkeypatch, 3, slow_host)
     run.run(6, 100)
     # 5 in 3 or 2 micro-batches have two or three in the largest, as 6 have; only one of 5 is new.
-    assert set(run.run(5, 100)) == {1}
+    assert set(run.run(5, 20)) == {1}
 
 
 def test_it_is_tried_again_when_the_rounds_change(monkeypatch):
@@ -100,8 +100,33 @@ def test_it_is_tried_again_when_the_rounds_change(monkeypatch):
 
 
 def test_trials_of_what_lost_become_rare(monkeypatch):
-    used = Rounds(monkeypatch, 3, slow_stages).run(6, 30 * RETRY)
+    used = Rounds(monkeypatch, 3, slow_stages).run(6, 100 * RETRY)
     assert sum(batches != 3 for batches in used) / len(used) < 0.01
+
+
+class Stretches(Rounds):
+    """Two stages on which spreading pays, 8.1 ms against 9.7, but for stretches of its rounds that take 11 ms."""
+
+    def __init__(self, monkeypatch, slow: set[int]) -> None:
+        super().__init__(monkeypatch, 2, self._round)
+        self.slow = slow
+        self.turns = 0.0
+
+    def _round(self, batches: int, most: int) -> float:
+        self.turns += 1 / batches
+        return 9.7 if batches == 1 else 11.0 if int(self.turns) in self.slow else 8.1
+
+
+def test_a_slow_stretch_in_its_first_trial_does_not_settle_it(monkeypatch):
+    """Rates on two H200s: spreading was timed in such a stretch, and the rate stayed at 0.84 of the ideal for 200 rounds."""
+    used = Stretches(monkeypatch, slow=set(range(40))).run(2, 700)
+    assert used[60:120] == [1] * 60
+    assert used[300:].count(2) > 380
+
+
+def test_a_stretch_no_longer_than_a_window_is_sat_out(monkeypatch):
+    used = Stretches(monkeypatch, slow=set(range(100, 100 + WINDOW))).run(2, 145)
+    assert used[60:].count(1) == 0
 
 
 def test_a_small_advantage_is_no_reason_to_change(monkeypatch):
