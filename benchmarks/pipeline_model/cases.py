@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from benchmarks.record import FOLDER, read
 from vllm.v1.core.sched.pipeline_options import KEY, MEASURED, SCHEDULER
 
 from . import results, workloads
@@ -22,6 +23,8 @@ TWO_H200 = {1: 200.0, 2: 135.0, 4: 142.0, 8: 126.0}
 #: What a stage of those runs (4 layers, 128 experts, bf16) computes: half of 1.8 ms of kernels, 0.1 ms of experts for
 #: each further row at 4 TB/s, prefill at 77k tok/s on one card.
 TWO_H200_STAGES = Measured(2, {1: 0.9, 2: 1.0}, prefill_ms=1e3 / 77e3 / 2)
+#: the runs at real widths
+RATES = FOLDER / "pipeline-gpu-rates.json"
 #: Users who press the key together. All but the first arrive during the first prompt's step, so that the draw is moot.
 ARRIVALS_MS = (0.0, 20.0)
 #: The GPUs' default, which is another one on the CPU that this runs on.
@@ -109,6 +112,28 @@ def h200_cases() -> Iterator[dict]:
         )
         found = results.summary(trace)
         yield {"case": "two H200", "users": users, "measured": measured} | _short(found)
+
+
+def wide_cases() -> Iterator[dict]:
+    """Two H200s at real widths (`python -m benchmarks.pipeline_rates`), all rates of which were measured.
+
+    The runs with one micro-batch set the stage times: half of a token's time, the hosts' part in it included, so that none
+    is added.  Beside them a host needs about 2.6 ms for a micro-batch, which two stages of 4 ms hide.  What several
+    micro-batches make of these stages is predicted.
+    """
+    samples = read(RATES)["samples"]
+    for context in sorted({sample["context"] for sample in samples}):
+        measured = {(s["rule"], s["users"]): s["per_user"] for s in samples if s["context"] == context}
+        alone = {users: rate for (rule, users), rate in measured.items() if rule == "one micro-batch"}
+        cost = Measured(2, {users: 500.0 / rate for users, rate in alone.items()})
+        for users in sorted(set(alone) - {1}):
+            for rule, scheduler in (("spread", in_groups(2)), ("measured", SCHEDULER)):
+                serving = Serving(stages=2, max_num_seqs=8, scheduler=scheduler)
+                if scheduler == SCHEDULER:
+                    serving = replace(serving, additional=MEASURING)
+                trace = workloads.decoding(serving, cost, Overheads(), users, tail=TAIL, output=LONG_ANSWER)
+                known = {"case": "two H200 at real widths", "context": context, "users": users, "rule": rule}
+                yield known | {"measured": measured[rule, users]} | _short(results.summary(trace))
 
 
 def host_cases(calibration: Calibration) -> Iterator[dict]:

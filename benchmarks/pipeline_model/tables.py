@@ -74,6 +74,15 @@ def h200() -> str:
     return table(["users", "measured", "model"], rows)
 
 
+def wide() -> str:
+    cells: dict[tuple[int, int], list[str]] = {}
+    for sample in _samples("two H200 at real widths"):
+        shown = [f"{sample['measured']:.1f}", _off(sample["per_user"], sample["measured"])]
+        cells.setdefault((sample["context"], sample["users"]), []).extend(shown)
+    rows = [[f"{context >> 10}k", str(users), *by] for (context, users), by in cells.items()]
+    return table(["context", "users", "spread", "model", "measuring", "model"], rows)
+
+
 def host() -> str:
     rates: dict[tuple[str, int, float], dict[int | str, float]] = {}
     for sample in _samples("host"):
@@ -127,6 +136,7 @@ PAGE: dict[str, Callable[[], str]] = {
     "decode with the counted bytes": lambda: decode(False),
     "prefill waits": prefill,
     "two H200": h200,
+    "model at real widths": wide,
     "host time and micro-batches": host,
     "layers of the last stage": partition,
     "schedulers side by side": schedulers,
