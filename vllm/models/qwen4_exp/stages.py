@@ -27,6 +27,7 @@ from vllm.models.qwen4_exp.partition import (
     parse_partition,
     suggest,
 )
+from vllm.models.qwen4_exp.qsa.host_kv.settings import check_settings as check_kv_offload
 from vllm.v1.core.sched.pipeline_options import choose_scheduler
 
 if TYPE_CHECKING:
@@ -118,8 +119,8 @@ def describe(stages: tuple[Stage, ...]) -> str:
 def check_stages(vllm_config: VllmConfig) -> tuple[Stage, ...]:
     """Refuse a pipeline that cannot work, log the one that was chosen, and give it its scheduler.
 
-    Called while the configuration is built, in every process. Raises as `plan_stages` and `choose_scheduler` do, and
-    SwitchNotBoolean.
+    Called while the configuration is built, in every process. Raises as `plan_stages` and `choose_scheduler` do,
+    SwitchNotBoolean, and KVOffloadRefused.
     """
     model_config = vllm_config.model_config
     # Without a multimodal config the text-only class is built, which has no vision levels to keep together
@@ -135,6 +136,7 @@ def check_stages(vllm_config: VllmConfig) -> tuple[Stage, ...]:
         logger.info_once("Qwen4Exp pipeline: %s", describe(stages))
     choose_scheduler(vllm_config)
     check_switches(vllm_config.additional_config)
+    check_kv_offload(vllm_config)
     return stages
 
 

@@ -1,0 +1,99 @@
+"""The real planner on the real model's shapes, with K/V in host memory. No model, no GPU, none of the memory."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from fractions import Fraction
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+
+from tests.pipeline_parallel.geometry import GDN_PAGE, Sizes, layer_specs, text_config
+from tests.pipeline_parallel.planner import engine_config
+from vllm import envs
+from vllm.config.qsa import QSAConfig
+from vllm.models.qwen4_exp.qsa.host_kv import budget
+from vllm.models.qwen4_exp.qsa.host_kv.blocks import filling_block
+from vllm.models.qwen4_exp.qsa.host_kv.spec import spec_on_gpu
+from vllm.models.qwen4_exp.stages import plan_stages
+from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
+from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MLAAttentionSpec
+
+GIB = 1 << 30
+#: Pooled key of a token in one layer: 128 numbers of bf16 for 4 tokens.
+KEY_BYTES = Fraction(64)
+
+
+def engine(stages: int, context: int | None = None, max_gib: float | None = None) -> SimpleNamespace:
+    """What planning reads of a VllmConfig, with kv_offload."""
+    config = engine_config(stages)
+    config.model_config.hf_text_config = text_config()
+    if context is not None:
+        config.model_config.max_model_len = config.model_config.original_max_model_len = context
+    config.parallel_config.distributed_executor_backend = "mp"
+    config.qsa_config = QSAConfig(kv_offload=True, kv_offload_max_gib=max_gib, arena_bytes=96 << 20)
+    return config
+
+
+def stage_specs(config: SimpleNamespace, layers: range, block: int) -> dict[str, KVCacheSpec]:
+    """Cache specs of one stage by layer name, as its worker reports them."""
+    sizes = Sizes(block=block, padded_page=None)
+    return {
+        name: spec_on_gpu(SimpleNamespace(), config, spec) if is_rows(spec) else spec
+        for name, spec in layer_specs(config.model_config.hf_text_config, layers, sizes).items()
+    }
+
+
+def is_rows(spec: KVCacheSpec) -> bool:
+    return isinstance(spec, FullAttentionSpec) and not isinstance(spec, MLAAttentionSpec)
+
+
+@contextmanager
+def machine(partition: str | None = None, host: int = 1 << 50):
+    """A partition, and a machine with so much free host memory (bytes)."""
+    with (
+        mock.patch.dict(envs.environment_variables, VLLM_PP_LAYER_PARTITION=lambda: partition),
+        mock.patch.object(budget, "available_bytes", lambda: host),
+        mock.patch.object(budget.current_platform, "is_cpu", lambda: False),
+    ):
+        yield
+
+
+class HostPlan:
+    """The planner's result: block size, what each worker reports, and its cache config.
+
+    `memory` is each worker's for its KV cache, in bytes.
+    """
+
+    def __init__(self, stages: int, memory: int, partition: str | None = None, **limits) -> None:
+        host = limits.pop("host", 1 << 50)
+        with machine(partition, host):
+            self.engine = engine(stages, **limits)
+            self.stages = plan_stages(self.engine.model_config.hf_text_config, stages)
+            most = max(len(stage.qsa_layers) for stage in self.stages)
+            self.block = self.engine.cache_config.block_size = filling_block(GDN_PAGE, most, KEY_BYTES, 16)
+            register_all_kvcache_specs(self.engine)
+            self.specs = [stage_specs(self.engine, stage.layers, self.block) for stage in self.stages]
+            self.groups = get_global_kv_cache_groups(self.engine, self.specs)
+            self.workers = get_kv_cache_configs(self.engine, self.specs, [memory] * stages, self.groups)
+
+    @property
+    def blocks(self) -> int:
+        (blocks,) = {worker.num_blocks for worker in self.workers}
+        return blocks
+
+    @property
+    def tokens(self) -> int:
+        """Longest context of one request: all blocks but the null block and one for each group of states."""
+        return (self.blocks - len(self.groups)) * self.block
+
+    def host_bytes(self, worker: int) -> int:
+        """Host memory of one worker's rows."""
+        return self.blocks * budget.host_block_bytes(self.workers[worker].kv_cache_groups)
+
+
+def rows(block: int = 64, heads: int = 2, width: int = 8) -> FullAttentionSpec:
+    """K/V of a small layer in bf16."""
+    return FullAttentionSpec(block_size=block, num_kv_heads=heads, head_size=width, dtype=torch.bfloat16)
