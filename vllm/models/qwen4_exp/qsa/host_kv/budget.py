@@ -125,12 +125,7 @@ def within_host_memory(
 
 def host_block_bytes(groups: Sequence[KVCacheGroupSpec]) -> int:
     """Host bytes of one block over the layers of these groups."""
-    return sum(
-        spec.host_page_bytes
-        for group in groups
-        for spec in _specs_of(group)
-        if isinstance(spec, HostKVSpec)
-    )
+    return sum(spec.host_page_bytes for group in groups for spec in _specs_of(group) if isinstance(spec, HostKVSpec))
 
 
 def _specs_of(group: KVCacheGroupSpec):
@@ -183,4 +178,6 @@ def _remedy(need: Need) -> str:
             "Give it more host memory (kv_offload_max_gib, where that is the limit), a shorter --max-model-len, or "
             "--kv-cache-dtype int8_per_token_head, which halves the rows."
         )
-    return "Give the KV cache more GPU memory (--kv-cache-memory, --gpu-memory-utilization) or a shorter --max-model-len."
+    return (
+        "Give the KV cache more GPU memory (--kv-cache-memory, --gpu-memory-utilization) or a shorter --max-model-len."
+    )

@@ -8,7 +8,7 @@ other cache, with the row of a token together in memory. Kernels that write rows
 selected ones then work on it unchanged, over PCIe where it is a view.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 

@@ -44,7 +44,7 @@ class HostMemory:
         if size > free:
             raise HostMemoryRefused(_refusal(size, free, name, "there is not enough free memory"))
         try:
-            self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._map: mmap.mmap | None = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise HostMemoryRefused(_refusal(size, free, name, str(error))) from error
         # Fewer and larger pages: rows are read at random over many GiB. Best effort, as the kernel may not offer them.
@@ -76,6 +76,8 @@ class HostMemory:
             torch.cuda.cudart().cudaHostUnregister(self.cpu.data_ptr())
             self._registered = False
         self.cpu = self.view = torch.empty(0, dtype=torch.uint8)
+        # Its pages go with the last tensor over them.
+        self._map = None
 
 
 def available_bytes() -> int:

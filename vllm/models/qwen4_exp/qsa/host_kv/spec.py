@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from vllm.config.qsa import offloads_kv
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, replace_as
 
-
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 

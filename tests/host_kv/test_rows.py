@@ -1,0 +1,147 @@
+"""Rows in host memory: their size, how a layer binds them, and that generic code treats them as what they are."""
+
+from __future__ import annotations
+
+import gc
+import resource
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vllm.models.qwen4_exp.qsa.host_kv import memory
+from vllm.models.qwen4_exp.qsa.host_kv.copies import copy_host_blocks
+from vllm.models.qwen4_exp.qsa.host_kv.errors import HostMemoryRefused
+from vllm.models.qwen4_exp.qsa.host_kv.layer import HostKVLayer, rows_view
+from vllm.models.qwen4_exp.qsa.host_kv.memory import HostMemory
+from vllm.models.qwen4_exp.qsa.host_kv.spec import HostRows
+from vllm.v1.worker.host_rows import pages_to_zero
+from vllm.v1.worker.utils import KVBlockZeroer
+
+from .planning import rows
+
+CPU = torch.device("cpu")
+
+
+class Plain:
+    def bind_kv_cache(self, kv_cache: torch.Tensor) -> None:
+        self.kv_cache = kv_cache
+
+
+class Layer(HostKVLayer, Plain):
+    layer_name = "model.layers.3.self_attn.attn"
+
+
+def bound(blocks: int, spec=None) -> Layer:
+    layer = Layer()
+    layer.host_rows = HostRows(spec or rows(), 1 << 20)
+    layer.bind_kv_cache(torch.zeros(blocks, 1, 1, 8, dtype=torch.bfloat16))
+    return layer
+
+
+def test_a_layer_without_rows_here_binds_the_gpus_cache():
+    layer = Layer()
+    cache = torch.zeros(3, 2, 64, 16)
+    layer.bind_kv_cache(cache)
+    assert layer.kv_cache is cache
+    assert pages_to_zero(layer) is cache
+
+
+def test_a_layer_binds_rows_for_every_block_of_its_place():
+    layer = bound(5)
+    assert layer.kv_cache.shape == (5, 2, 64, 16) and layer.kv_cache.dtype == torch.bfloat16
+    # To the byte, and with the heads of a token side by side: one run of memory for each row.
+    assert layer.host_memory.cpu.nbytes == 5 * 64 * 2 * 16 * 2
+    assert layer.kv_cache.transpose(1, 2).is_contiguous()
+    layer.kv_cache[4, 1, 63, 15] = 7
+    assert layer.host_memory.cpu.view(torch.bfloat16)[-1] == 7
+
+
+def test_binding_again_frees_the_rows_before():
+    """Profiling binds a small cache first."""
+    layer = bound(2)
+    first = layer.host_memory
+    layer.bind_kv_cache(torch.zeros(3, 1, 1, 8, dtype=torch.bfloat16))
+    assert first.cpu.numel() == 0
+    assert layer.kv_cache.shape[0] == 3
+
+
+def test_memory_goes_back_to_the_system():
+    def resident() -> int:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+
+    before = resident()
+    some = HostMemory(64 << 20, CPU, "a layer")
+    some.cpu.fill_(1)
+    assert resident() - before > 60 << 20
+    some.release()
+    gc.collect()
+    # Released without anyone asking for the object's end.
+    assert resident() - before < 8 << 20
+
+
+def test_more_than_there_is_is_refused_with_the_figures(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 3 << 30)
+    with pytest.raises(HostMemoryRefused) as caught:
+        HostMemory(5 << 30, CPU, "layer 3")
+    text = str(caught.value)
+    assert "layer 3" in text and "5.00 GiB" in text and "3.00 GiB" in text and "ulimit -l" in text
+
+
+def test_a_containers_limit_counts(tmp_path, monkeypatch):
+    limit, used, stat = (tmp_path / name for name in ("max", "current", "stat"))
+    limit.write_text("1000000\n"), used.write_text("400000\n"), stat.write_text("anon 1\ninactive_file 100000\n")
+    monkeypatch.setattr(memory, "_CGROUPS", [(limit, used, stat)])
+    assert memory.available_bytes() == 700_000
+    limit.write_text("max\n")
+    assert memory.available_bytes() > 1_000_000
+
+
+def test_new_blocks_are_not_zeroed_in_host_memory():
+    layer = bound(4)
+    layer.kv_cache.fill_(1)
+    plain = Plain()
+    plain.bind_kv_cache(torch.ones(4, 2, 64, 16, dtype=torch.bfloat16))
+    zeroer = KVBlockZeroer(
+        CPU,
+        [SimpleNamespace(kv_cache_spec=rows(), kv_cache_group_id=0, layer_names=["a", "b"], kernel_block_stride=None)],
+        [64],
+        {"a": layer, "b": plain},
+        4,
+    )
+    zeroer.zero_block_ids([2])
+    assert layer.kv_cache.min() == 1
+    assert plain.kv_cache[2].max() == 0 and plain.kv_cache[1].min() == 1
+
+
+def step(pairs, new=(), resumed=()) -> SimpleNamespace:
+    """A SchedulerOutput: pairs of blocks to copy, and what blocks requests got in each of two groups."""
+    return SimpleNamespace(
+        kv_cache_block_copies=pairs,
+        scheduled_new_reqs=[SimpleNamespace(block_ids=blocks) for blocks in new],
+        scheduled_cached_reqs=SimpleNamespace(new_block_ids=[None, *resumed]),
+    )
+
+
+@pytest.mark.parametrize("how", ["new", "resumed"])
+def test_rows_of_a_shared_block_are_copied_with_it(how):
+    layer, other = bound(6), bound(6)
+    for number in range(6):
+        layer.kv_cache[number] = number
+        other.kv_cache[number] = 10 + number
+    config = SimpleNamespace(
+        kv_cache_groups=[SimpleNamespace(layer_names=["state"]), SimpleNamespace(layer_names=["a", "b", "a.keys"])]
+    )
+    context = {"a": layer, "b": other, "state": Plain(), "a.keys": Plain()}
+    # Block 4 is of the states' group: its rows hold nothing, and copying them would cost as much as those of block 5.
+    copy_host_blocks(context, config, step([(1, 4), (2, 5)], **{how: [([4], [3, 5])]}))
+    assert [int(layer.kv_cache[n].unique()) for n in range(6)] == [0, 1, 2, 3, 4, 2]
+    assert [int(other.kv_cache[n].unique()) for n in range(6)] == [10, 11, 12, 13, 14, 12]
+
+
+def test_views_of_other_widths():
+    """int8 rows carry scales; the view takes what the spec says a row is."""
+    spec = rows(block=32, heads=1, width=128)
+    view = rows_view(torch.zeros(3 * spec.page_size_bytes, dtype=torch.uint8), spec, 3)
+    assert view.shape == (3, 1, 32, 256)
