@@ -428,6 +428,23 @@ def scheme_contradicted(out: Path) -> tuple[str, ...]:
 
 @case
 def packed_with_gaps(out: Path) -> tuple[str, ...]:
+    """And with zero points, which are packed along the other side."""
+    draft = Draft.mixed()
+    draft.tensors = published(draft.config, mixes.autoround_loose)
+    zeros = {}
+    for name in draft.tensors:
+        if name.endswith(".weight_packed"):
+            _, (outputs, groups) = draft.tensors[name.replace("_packed", "_scale")]
+            zeros[name.replace("_packed", "_zero_point")] = ("I32", (-(-outputs // 5), groups))
+    draft.tensors |= zeros
+    for group in draft.config["quantization_config"]["config_groups"].values():
+        group["weights"]["symmetric"] = False
+    draft.write(out)
+    return ("layers.0.linear_attn.in_proj_qkv", "48 words a row (6 bits, 256 inputs)", "found 52")
+
+
+@case
+def packed_with_gaps_repacked(out: Path) -> tuple[str, ...]:
     draft = Draft.mixed()
     draft.tensors = published(draft.config, mixes.autoround_loose)
     draft.write(out)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.format_kernels.__main__ import world
-from demo.checkpoint.formats.packing import pack_rows
+from vllm.utils.packed_words import pack_rows
 from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from vllm.model_executor.layers.quantization.dequantized.experts import DequantizedExperts

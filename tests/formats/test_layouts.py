@@ -5,7 +5,7 @@ import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
 from demo.checkpoint.formats import compressed, gptq
-from demo.checkpoint.formats.packing import pack_rows
+from vllm.utils.packed_words import pack_rows
 from demo.checkpoint.formats.recipes import RECIPES
 from demo.checkpoint.formats.rounding import Scheme, round_weight
 from vllm.model_executor.layers.quantization.dequantized.reference import dequantize, unpack

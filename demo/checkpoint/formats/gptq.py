@@ -8,7 +8,7 @@ import re
 
 import torch
 
-from demo.checkpoint.formats.packing import pack_rows
+from vllm.utils.packed_words import pack_rows
 from demo.checkpoint.formats.recipes import Recipe
 from demo.checkpoint.formats.rounding import Rounded, Scheme
 

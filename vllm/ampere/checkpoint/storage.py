@@ -53,6 +53,11 @@ class Storage:
     fault: str = ""
     detail: tuple[str, str, str] = ("", "", "")
 
+    @property
+    def repackable(self) -> bool:
+        """Whether the loader takes the unused bits out (vllm/model_executor/model_loader/gapped_weights.py)."""
+        return self.kind == "pack" and self.loose and self.symmetric and not self.fault
+
     def __str__(self) -> str:
         if self.kind == "plain":
             return {16: "BF16", 32: "F32", 64: "F64"}.get(self.bits, f"{self.bits} bits")

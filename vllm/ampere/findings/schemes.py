@@ -53,9 +53,15 @@ class SchemeContradicted(Finding):
 class PackedWithGaps(Finding):
     what = "Weights are packed with unused bits in every word"
     remedy = (
-        "compressed-tensors up to 0.17 packs 3, 5, 6 and 7 bits so; this vLLM reads only what 0.18 and later pack, "
-        "without gaps. Export again with that."
+        "compressed-tensors up to 0.17 packs 3, 5, 6 and 7 bits so; with zero points they are read only as 0.18 and later "
+        "pack them, without gaps. Export again with that."
     )
+
+
+class PackedWithGapsRepacked(Finding):
+    severity = WARN
+    what = "Weights are packed with unused bits in every word"
+    remedy = "They are repacked while they load. Exported again with compressed-tensors 0.18 or later they are smaller on disk."
 
 
 class FusedPartsDiffer(Finding):
@@ -115,7 +121,7 @@ def is_router(module: Module) -> bool:
 
 def _tensors(checkpoint: Checkpoint) -> Iterator[Finding]:
     seen: set[tuple[str, str]] = set()
-    gaps: list[tuple[str, Storage]] = []
+    gaps: dict[type[Finding], list[tuple[str, Storage]]] = {}
     for name, module in checkpoint.modules.items():
         if module.kind == "ngram_table":
             continue
@@ -124,18 +130,19 @@ def _tensors(checkpoint: Checkpoint) -> Iterator[Finding]:
             seen.add((module.template, ""))
             yield RouterQuantized(name, "BF16, F16 or F32", str(storage))
         if storage.loose:
-            gaps.append((name, storage))
+            kind = PackedWithGapsRepacked if storage.repackable else PackedWithGaps
+            gaps.setdefault(kind, []).append((name, storage))
         if storage.fault and (module.template, storage.fault) not in seen:
             seen.add((module.template, storage.fault))
             suffix, expected, found = storage.detail
             yield _FAULTS[storage.fault](f"{name}.{suffix}", expected, found)
-    if gaps:
-        name, storage = gaps[0]
-        more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+    for kind, found in gaps.items():
+        name, storage = found[0]
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         expected = (
             f"{words(storage.inputs, storage.bits, False)} words a row ({storage.bits} bits, {storage.inputs} inputs)"
         )
-        yield PackedWithGaps(name + more, expected, f"{words(storage.inputs, storage.bits, True)}")
+        yield kind(name + more, expected, f"{words(storage.inputs, storage.bits, True)}")
 
 
 def _fused(checkpoint: Checkpoint) -> Iterator[Finding]:
