@@ -19,7 +19,6 @@ from demo.checkpoint.formats.recipes import RECIPES
 from demo.checkpoint.formats.write import MULTIMODAL, PLAIN, quantize
 from demo.checkpoint.geometry import PRESETS
 from demo.checkpoint.write import build
-
 from vllm.model_executor.layers.quantization.dequantized.reference import unpack
 
 from .compare import check_answer, check_prompt

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from benchmarks.format_kernels.__main__ import world
-from vllm.utils.packed_words import pack_rows
 from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from vllm.model_executor.layers.quantization.dequantized.experts import DequantizedExperts
+from vllm.utils.packed_words import pack_rows
 
 EXPERTS, VISITS, HIDDEN, INNER, TOKENS = 4, 2, 128, 64, 5
 NAME = "model.layers.0.mlp.experts"

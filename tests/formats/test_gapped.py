@@ -9,9 +9,9 @@ from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from demo.checkpoint import mixes
 from demo.checkpoint.sparse import published
 from tests.ampere.drafts import Draft
+from vllm.model_executor.model_loader.gapped_weights import gapped, repacked
 from vllm.utils import packed_words
 from vllm.utils.packed_words import pack_rows, without_gaps
-from vllm.model_executor.model_loader.gapped_weights import gapped, repacked
 
 
 @pytest.mark.parametrize("bits", [3, 5, 6, 7])

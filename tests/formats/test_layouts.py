@@ -5,10 +5,10 @@ import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
 from demo.checkpoint.formats import compressed, gptq
-from vllm.utils.packed_words import pack_rows
 from demo.checkpoint.formats.recipes import RECIPES
 from demo.checkpoint.formats.rounding import Scheme, round_weight
 from vllm.model_executor.layers.quantization.dequantized.reference import dequantize, unpack
+from vllm.utils.packed_words import pack_rows
 
 SCHEMES = [Scheme(4, 32), Scheme(4, 128), Scheme(6, 64), Scheme(8, 32), Scheme(8, 128), Scheme(3, 32), Scheme(5, 128)]
 

@@ -7,9 +7,9 @@ import json
 
 import torch
 
-from vllm.utils.packed_words import pack_rows
 from demo.checkpoint.formats.recipes import Recipe
 from demo.checkpoint.formats.rounding import Rounded
+from vllm.utils.packed_words import pack_rows
 
 SCALE_DTYPE = torch.bfloat16
 

@@ -8,9 +8,9 @@ import re
 
 import torch
 
-from vllm.utils.packed_words import pack_rows
 from demo.checkpoint.formats.recipes import Recipe
 from demo.checkpoint.formats.rounding import Rounded, Scheme
+from vllm.utils.packed_words import pack_rows
 
 SCALE_DTYPE = torch.float16
 

@@ -11,8 +11,8 @@ from vllm.ampere.checkpoint.config import ARCHITECTURES, present_name
 from vllm.ampere.checkpoint.documents import CONFIG, load
 from vllm.ampere.checkpoint.names import split
 from vllm.ampere.finding import Finding
-from vllm.utils.packed_words import without_gaps
 from vllm.logger import init_logger
+from vllm.utils.packed_words import without_gaps
 
 logger = init_logger(__name__)
 

@@ -13,18 +13,10 @@ def _dequantized(cache: torch.Tensor) -> torch.Tensor:
 
 
 def qsa_sparse_paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    logical_indices: torch.Tensor,
-    block_table: torch.Tensor,
-    token_to_req: torch.Tensor,
-    use_prefill_config: bool,
-    out: torch.Tensor | None = None,
-    k_scale: float | None = None,
-    v_scale: float | None = None,
-    *,
-    output_gate: torch.Tensor,
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, logical_indices: torch.Tensor,
+    block_table: torch.Tensor, token_to_req: torch.Tensor, use_prefill_config: bool,
+    out: torch.Tensor | None = None, k_scale: float | None = None, v_scale: float | None = None, *,
+    output_gate: torch.Tensor
 ) -> torch.Tensor:
     """Softmax attention over selected tokens, then the sigmoid output gate.
 

@@ -33,12 +33,8 @@ class CpuQSAImpl:
         return keys, values
 
     def do_kv_cache_update(
-        self,
-        layer: torch.nn.Module,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        slot_mapping: torch.Tensor,
+        self, layer: torch.nn.Module, key: torch.Tensor, value: torch.Tensor,
+        kv_cache: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
         """Write ``[tokens, kv_heads, width]`` keys and values into their slots."""
         slots = slot_mapping.long()
@@ -51,17 +47,9 @@ class CpuQSAImpl:
         values[at] = _to_storage(value[:tokens][kept], values, layer._v_scale_float)
 
     def forward_qsa(
-        self,
-        layer: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        attn_metadata: FlashAttentionMetadata,
-        output: torch.Tensor,
-        token_to_req: torch.Tensor,
-        use_prefill_config: bool,
-        output_gate: torch.Tensor,
+        self, layer: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        kv_cache: torch.Tensor, attn_metadata: FlashAttentionMetadata, output: torch.Tensor,
+        token_to_req: torch.Tensor, use_prefill_config: bool, output_gate: torch.Tensor
     ) -> torch.Tensor:
         """Attend from ``query`` to what ``layer.topk_indices_buffer`` selects.
 
