@@ -1,4 +1,4 @@
-"""The indexer's workspace stands in the memory profile, with the size that prompts allocate. No GPU: stand-ins."""
+"""One buffer of scores for all layers and steps, in the memory profile. No GPU: stand-ins."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 
 from vllm.models.qwen4_exp import qsa_workspace
 from vllm.models.qwen4_exp.nvidia import model  # before qsa: the two import each other
-from vllm.models.qwen4_exp.nvidia.ops import qsa_indexer
-from vllm.models.qwen4_exp.qsa_workspace import VARIABLE, indexer_workspace_bytes
+from vllm.models.qwen4_exp.qsa import select
+from vllm.models.qwen4_exp.qsa_workspace import VARIABLE, indexer_workspace, indexer_workspace_bytes
 
-CONTEXT, RATIO = 262_144, 4
+CONTEXT, RATIO, BUDGET = 262_144, 4, 2048
+GPU = torch.device("cuda")
 
 
 class Output:
@@ -28,17 +29,18 @@ class Output:
 
 @pytest.fixture
 def taken(monkeypatch) -> list[int]:
-    """Bytes of every allocation that the module makes on a GPU."""
+    """Bytes of every allocation that the module makes."""
     sizes: list[int] = []
 
-    def empty(size, dtype, device):
-        assert (dtype, device.type) == (torch.uint8, "cuda")
-        sizes.append(size)
+    def empty(count, dtype, device):
+        sizes.append(count * dtype.itemsize)
+        return SimpleNamespace(numel=lambda: count)
 
     fake = SimpleNamespace(
-        empty=empty, uint8=torch.uint8, cuda=SimpleNamespace(is_current_stream_capturing=lambda: False)
+        empty=empty, int32=torch.int32, cuda=SimpleNamespace(is_current_stream_capturing=lambda: False)
     )
     monkeypatch.setattr(qsa_workspace, "torch", fake)
+    monkeypatch.setattr(qsa_workspace, "_buffers", {})
     return sizes
 
 
@@ -54,42 +56,79 @@ def run_without_metadata(monkeypatch, device: str) -> Output:
     return output
 
 
-def prompt_allocates(page_rows: int, pages: int) -> int:
-    """Bytes of scores that upstream's prefill allocates for one short prompt; it is stopped there."""
-
-    class Allocated(Exception):
-        pass
-
-    def new_empty(elements, dtype):
-        raise Allocated(elements * dtype.itemsize)
-
-    q = SimpleNamespace(shape=(3, 16, 128), dtype=torch.bfloat16, new_empty=new_empty)
-    cache = SimpleNamespace(shape=(pages, page_rows, 1, 128), dtype=torch.bfloat16)
-    table = SimpleNamespace(shape=(1, pages))
-    with pytest.raises(Allocated) as allocated:
-        qsa_indexer.qsa_select_paged_prefill(
-            q, cache, table, None, None, 2048, RATIO, 3, torch.empty(3, 2048 // RATIO), 40
-        )
-    return allocated.value.args[0]
+@pytest.mark.parametrize("megabytes, size", [(None, 64 << 20), ("128", 128 << 20), ("0", 2 * 4 * (CONTEXT // 4 + 64))])
+def test_the_profile_takes_the_buffer_once(monkeypatch, taken, megabytes, size):
+    """However many layers a worker has; 0 leaves room for one row."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if megabytes is not None:
+        monkeypatch.setenv(VARIABLE, megabytes)
+    for _ in range(3):
+        run_without_metadata(monkeypatch, "cuda")
+    assert taken == [size]
 
 
-@pytest.mark.parametrize("megabytes", [None, "64", "0"])
-def test_the_profile_takes_what_a_prompt_takes(monkeypatch, taken, megabytes):
-    """0 leaves one row of scores, so a cache that is a whole number of pages is compared."""
+@pytest.mark.parametrize("megabytes", [None, "0"])
+def test_every_batch_is_scored_in_that_buffer(monkeypatch, taken, megabytes):
+    """Decodes and prompts of the longest context, and no allocation after the profile's."""
     monkeypatch.delenv(VARIABLE, raising=False)
     if megabytes is not None:
         monkeypatch.setenv(VARIABLE, megabytes)
     run_without_metadata(monkeypatch, "cuda")
-    assert taken == [prompt_allocates(page_rows=256, pages=CONTEXT // RATIO // 256)]
+    parts: list[tuple[int, int]] = []
+
+    class Buffer:
+        def __init__(self, count):
+            self.count = count
+
+        def numel(self):
+            return self.count
+
+        def __getitem__(self, part):
+            assert part.stop <= self.count
+            return Buffer(part.stop - (part.start or 0))
+
+        def view(self, *shape):
+            assert self.count == shape[0] * shape[1]
+            return SimpleNamespace(shape=shape, stride=lambda axis: shape[1])
+
+    held = qsa_workspace._buffers[GPU]
+    monkeypatch.setitem(qsa_workspace._buffers, GPU, Buffer(held.numel()))
+    monkeypatch.setattr(select, "score_groups", lambda *args: parts.append((args[8], args[9].shape[0])))
+    monkeypatch.setattr(select, "_select_kernel", {(n,): lambda *a, **k: None for n in range(2049)})
+    rows = 2048
+    q = SimpleNamespace(shape=(rows, 4, 128), device=GPU)
+    cache = SimpleNamespace(shape=(9, 256, 1, 128))
+    out = torch.empty(rows, BUDGET // RATIO, dtype=torch.int32)
+    visible = torch.empty(rows, dtype=torch.int32)
+    for requests in (rows, 1):
+        table = torch.empty(requests, CONTEXT // RATIO // 256)
+        parts.clear()
+        if requests == rows:
+            select.qsa_select_paged_decode(q, cache, table, visible, BUDGET, RATIO, 1, out)
+        else:
+            select.qsa_select_paged_prefill(q, cache, table, None, visible, BUDGET, RATIO, rows, out, CONTEXT)
+        assert sum(count for _, count in parts) == rows
+        assert [first for first, _ in parts] == list(range(0, rows, parts[0][1]))
+        assert parts[0][1] == (1 if megabytes == "0" else 240)
+    assert len(taken) == 1
 
 
-def test_the_size_by_default():
-    assert indexer_workspace_bytes(CONTEXT, RATIO) == 512 << 20
+def test_the_size_by_default(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert indexer_workspace_bytes(1) == 64 << 20
 
 
 def test_one_row_of_a_longer_context(monkeypatch):
     monkeypatch.setenv(VARIABLE, "1")
-    assert indexer_workspace_bytes(4 << 20, RATIO) == 4 << 20
+    assert indexer_workspace_bytes(4 << 20) == 4 << 20
+
+
+def test_the_buffer_does_not_grow(taken):
+    """Captured graphs hold its address."""
+    first = indexer_workspace(GPU, 100)
+    assert indexer_workspace(GPU, 64 << 20) is first
+    with pytest.raises(RuntimeError, match=f"takes {65 << 20} bytes, .* has {64 << 20}: set {VARIABLE} to at least 65"):
+        indexer_workspace(GPU, 65 << 20)
 
 
 def test_nothing_on_a_cpu(monkeypatch, taken):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One place that picks the model's kernels for the platform at hand.
 
-On a GPU they are upstream's Triton launchers, on the CPU the plain-torch twins of
-the same names and signatures under ``cpu``.  ``from ..kernels import hc_silu`` works
+On a GPU they are upstream's Triton launchers, or ours where a line below says why; on
+the CPU the plain-torch twins of the same names and signatures under ``cpu``.  ``from ..kernels import hc_silu`` works
 like any import; a module is loaded when one of its names is first asked for,
 because FlashInfer, for one, is not everywhere.
 """
@@ -16,6 +16,8 @@ _HYPERCONNECTION = (".cpu.hyperconnection", ".nvidia.ops.hc")
 _PLE = (".cpu.ple", ".common.ops.ple")
 _QSA = (".cpu.qsa", ".nvidia.ops.qsa")
 _QSA_INDEXER = (".cpu.qsa", ".nvidia.ops.qsa_indexer")
+# Ours on both: upstream's top-k operator leaves ties to chance.
+_QSA_SELECTION = (".cpu.qsa", ".qsa.select")
 
 # name -> (its module on the CPU, its module elsewhere)
 SOURCES = {
@@ -30,8 +32,8 @@ SOURCES = {
     "qsa_compress_groups_with_ratio": _QSA,
     "qsa_store_cache_rows": _QSA,
     "expand_qsa_block_indices": _QSA_INDEXER,
-    "qsa_select_paged_decode": _QSA_INDEXER,
-    "qsa_select_paged_prefill": _QSA_INDEXER,
+    "qsa_select_paged_decode": _QSA_SELECTION,
+    "qsa_select_paged_prefill": _QSA_SELECTION,
 }
 
 

@@ -3,9 +3,13 @@
 
 The score of a group is ``sum over index heads of relu(<q_head, key>)``.  It only
 ranks, so the constant factor ``1 / sqrt(width)`` of the published model is left out.
+Equal scores are ranked by position, the earlier group first, so that a row has one
+right answer; ``qsa/select.py`` gives the same one on a GPU.
 """
 
 import torch
+
+_LARGEST = 0x7FFFFFFF
 
 
 def _request_keys(k_cache: torch.Tensor, pages: torch.Tensor, count: int):
@@ -20,7 +24,7 @@ def _select(q, k_cache, pages, visible, out) -> None:
     """Fill ``out`` with the best visible groups of one request's query rows.
 
     ``q`` is ``[rows, heads, width]``, ``visible`` and ``out`` are its rows'.
-    Unused columns of ``out`` become -1.
+    Groups ascend in ``out``, unused columns are -1.
     """
     keep = out.shape[1]
     most = int(visible.max()) if visible.numel() else 0
@@ -32,9 +36,15 @@ def _select(q, k_cache, pages, visible, out) -> None:
         return
     keys = _request_keys(k_cache, pages, most)
     scores = torch.relu(q.float() @ keys.T).sum(1)
-    scores.masked_fill_(hidden[:, :most], -torch.inf)
-    best = scores.topk(keep, dim=-1)
-    out.copy_(torch.where(best.values == -torch.inf, -1, best.indices))
+    # Bits of what is not negative sort as it does; a NaN comes first, so that the
+    # request whose group it is notices.
+    ordered = torch.where(scores.isnan(), _LARGEST, scores.view(torch.int32) & _LARGEST)
+    ordered.masked_fill_(hidden[:, :most], -1)
+    last = ordered.topk(keep, dim=-1).values[:, -1:]
+    above, level = ordered > last, ordered == last
+    room = keep - above.sum(-1, keepdim=True)
+    chosen = (above | (level & (level.cumsum(-1) <= room))).nonzero()[:, 1].view(-1, keep)
+    out.copy_(torch.where(chosen < visible.unsqueeze(-1), chosen, -1))
 
 
 def qsa_select_paged_decode(
@@ -51,7 +61,8 @@ def qsa_select_paged_decode(
         token_topk: tokens that a row may select.
         compress_ratio: tokens in a group.
         decode_query_len: rows of each request.
-        block_indices: ``[rows, token_topk / compress_ratio]`` int32, overwritten.
+        block_indices: ``[rows, token_topk / compress_ratio]`` int32, overwritten:
+            ascending groups, then -1.
 
     """
     assert block_indices.shape == (q.shape[0], token_topk // compress_ratio)

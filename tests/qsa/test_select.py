@@ -1,0 +1,203 @@
+"""Selection: exact, ties by position, the same whatever the batch, and nothing outside its rows.
+
+Numbers are small whole ones, whose sums are exact in any order: numpy, which multiplies for the interpreter, adds in
+an order that follows the shape of a tile. That a GPU's does not is measured by benchmarks.qsa_write_select.
+"""
+
+import pytest
+import torch
+
+from tests.cpu.qsa_inputs import Batch, nan_pages
+from vllm.models.qwen4_exp import qsa_workspace
+from vllm.models.qwen4_exp.cpu import qsa as twin
+from vllm.models.qwen4_exp.qsa import score, select
+
+HEADS, WIDTH, PAGE, RATIO = 4, 32, 4, 4
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def work_space(monkeypatch):
+    """A work space of 9 KiB, full of garbage, so that batches are scored in parts; returns its setter."""
+    torch.manual_seed(0)
+
+    def give(words: int) -> torch.Tensor:
+        buffer = torch.randint(-(2**31), 2**31 - 1, (words,)).int()
+        monkeypatch.setitem(qsa_workspace._buffers, CPU, buffer)
+        return buffer
+
+    give(2304)
+    return give
+
+
+def whole(*shape: int) -> torch.Tensor:
+    return torch.randint(-8, 9, shape).bfloat16()
+
+
+class Case:
+    """A batch with its compressed keys; ``kinds`` different ones, few where ties are wanted."""
+
+    def __init__(self, lengths, queries, kinds=None):
+        self.batch = Batch(lengths, queries, page_size=PAGE, ratio=RATIO)
+        self.cache = nan_pages(self.batch.num_pages, PAGE, 1, WIDTH)
+        pool = whole(kinds or 1, WIDTH)
+        for request, length in enumerate(lengths):
+            for group in range(length // RATIO):
+                slot = self.batch.slot(request, group, PAGE)
+                key = pool[torch.randint(kinds, (1,))] if kinds else whole(1, WIDTH)
+                self.cache[slot // PAGE, slot % PAGE] = key
+        self.q = whole(sum(queries), HEADS, WIDTH)
+
+    def scores(self, row: int) -> list[float]:
+        request, count = int(self.batch.token_to_req[row]), int(self.batch.visible[row])
+        slots = [self.batch.slot(request, group, PAGE) for group in range(count)]
+        keys = torch.stack([self.cache[s // PAGE, s % PAGE, 0] for s in slots]) if slots else torch.empty(0, WIDTH)
+        return torch.relu(self.q[row].float() @ keys.float().T).sum(0).tolist()
+
+    def by_rank(self, keep: int) -> torch.Tensor:
+        """The definition: rank by score, then by position, and keep the first."""
+        rows = []
+        for row in range(self.q.shape[0]):
+            scores = self.scores(row)
+            best = sorted(sorted(range(len(scores)), key=lambda g: (-scores[g], g))[:keep])
+            rows.append(best + [-1] * (keep - len(best)))
+        return torch.tensor(rows).int()
+
+    def prefill(self, module, keep: int) -> torch.Tensor:
+        out = torch.full((self.q.shape[0], keep), -7, dtype=torch.int32)
+        b = self.batch
+        # As in a mixed batch: offsets of rows that follow some decodes.
+        starts = b.query_start_loc + 6
+        module.qsa_select_paged_prefill(
+            self.q, self.cache, b.block_table, starts, b.visible, keep * RATIO, RATIO, max(b.queries), out, max(b.lengths)
+        )
+        return out
+
+    def decode(self, module, keep: int) -> torch.Tensor:
+        out = torch.full((self.q.shape[0], keep), -7, dtype=torch.int32)
+        b = self.batch
+        module.qsa_select_paged_decode(
+            self.q, self.cache, b.block_table, b.visible, keep * RATIO, RATIO, b.queries[0], out
+        )
+        return out
+
+
+MODULES = pytest.mark.parametrize("module", [select, twin], ids=["kernel", "twin"])
+
+
+@MODULES
+@pytest.mark.parametrize("kinds", [None, 3], ids=["scores differ", "three scores"])
+@pytest.mark.parametrize("keep", [2, 5, 16])
+def test_prefill(module, kinds, keep):
+    """Uneven requests; 2 of up to 5 runs and 16 of 80 groups, so that both levels rank."""
+    case = Case([320, 3, 17, 70], [13, 3, 17, 1], kinds)
+    assert torch.equal(case.prefill(module, keep), case.by_rank(keep))
+
+
+@MODULES
+@pytest.mark.parametrize("query_len", [1, 3])
+@pytest.mark.parametrize("kinds", [None, 2], ids=["scores differ", "two scores"])
+def test_decode(module, query_len, kinds):
+    case = Case([320, 7, 133], [query_len] * 3, kinds)
+    assert torch.equal(case.decode(module, 4), case.by_rank(4))
+
+
+@MODULES
+@pytest.mark.parametrize("groups", [4, 5, 6, 16, 17, 79, 80, 81])
+def test_about_the_budget_and_a_run(module, groups):
+    case = Case([groups * RATIO], [1])
+    assert torch.equal(case.decode(module, 5), case.by_rank(5))
+
+
+@MODULES
+def test_equal_scores_keep_the_earliest(module):
+    case = Case([320], [9], kinds=1)
+    visible = case.batch.visible
+    want = [[g if g < int(v) else -1 for g in range(16)] for v in visible]
+    assert case.prefill(module, 16).tolist() == want
+    case.q.fill_(0)
+    assert case.prefill(module, 16).tolist() == want
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")
+@MODULES
+@pytest.mark.parametrize("damage", [torch.nan, -torch.nan, torch.inf])
+def test_a_damaged_group_is_always_selected(module, damage):
+    """Dropped quietly, it would leave a request that nobody ends."""
+    case = Case([320], [1])
+    slot = case.batch.slot(0, 41, PAGE)
+    case.cache[slot // PAGE, slot % PAGE, 0, 3] = damage
+    case.q[..., 3] = 1.0
+    assert 41 in case.decode(module, 2)[0].tolist()
+
+
+def test_a_row_does_not_depend_on_its_neighbours_or_on_the_cut(work_space):
+    """Alone, in a batch, in parts of another size, as a decode: the same bits."""
+    case = Case([320, 90, 200], [20, 5, 20], kinds=6)
+    together = case.prefill(select, 8)
+    work_space(1 << 16)
+    assert torch.equal(case.prefill(select, 8), together)
+    b = case.batch
+    for request, first in ((0, 0), (2, 25)):
+        for row in (first, first + 7, first + 19):
+            out = torch.full((1, 8), -7, dtype=torch.int32)
+            table = b.block_table[request : request + 1]
+            visible = b.visible[row : row + 1]
+            select.qsa_select_paged_decode(case.q[row : row + 1], case.cache, table, visible, 32, RATIO, 1, out)
+            assert torch.equal(out[0], together[row])
+            select.qsa_select_paged_prefill(
+                case.q[row : row + 1], case.cache, table, torch.tensor([3, 4]), visible, 32, RATIO, 1, out, 320
+            )
+            assert torch.equal(out[0], together[row])
+
+
+def test_nothing_is_written_beside_the_rows(work_space):
+    """Guards around the output and behind the work space of exactly one row stay."""
+    case = Case([320], [5])
+    columns = 128
+    buffer = work_space(columns + columns // 16 + 8)
+    tail = buffer[-8:].clone()
+    around = torch.full((9, 7), -7, dtype=torch.int32)
+    out = around[2:7, 1:6]
+    b = case.batch
+    select.qsa_select_paged_prefill(
+        case.q, case.cache, b.block_table, b.query_start_loc, b.visible, 20, RATIO, 5, out, 320
+    )
+    assert torch.equal(out, case.by_rank(5))
+    around[2:7, 1:6] = -7
+    assert (around == -7).all()
+    assert torch.equal(buffer[-8:], tail)
+
+
+def test_a_work_space_too_small_for_a_row(work_space):
+    work_space(60)
+    with pytest.raises(RuntimeError, match="set VLLM_SPARSE_INDEXER_MAX_LOGITS_MB to at least 1"):
+        Case([320], [1]).decode(select, 4)
+
+
+def test_a_budget_too_large_for_registers():
+    q = torch.zeros(1, HEADS, WIDTH).bfloat16()
+    out = torch.empty(1, 2048, dtype=torch.int32)
+    table = torch.zeros(1, 50000, dtype=torch.int32)
+    cache = torch.zeros(1, PAGE, 1, WIDTH).bfloat16()
+    with pytest.raises(ValueError, match="a budget of 2048 groups of 200000 needs 65536 integers"):
+        select.qsa_select_paged_decode(q, cache, table, torch.zeros(1).int(), 8192, RATIO, 1, out)
+
+
+@pytest.mark.parametrize("budget, run", [(5, 16), (512, 16), (1024, 8), (2048, 4), (20000, 1)])
+def test_runs_of_a_budget_fit_in_registers(budget, run):
+    assert score.run_length(budget) == run
+
+
+@pytest.mark.parametrize("run", [1, 2, 4, 8])
+def test_any_run_gives_the_same(monkeypatch, run):
+    monkeypatch.setattr(score, "run_length", lambda budget: run)
+    monkeypatch.setattr(select, "run_length", lambda budget: run)
+    case = Case([320, 60], [7, 7], kinds=4)
+    assert torch.equal(case.prefill(select, 5), case.by_rank(5))
+
+
+def test_warm_up_reads_nothing():
+    cache = nan_pages(2, PAGE, 1, WIDTH)
+    table = torch.full((3, 200), 10**6, dtype=torch.int32)
+    assert select.warm_up(cache, table, HEADS, 20, RATIO, 2) == ["decode of 1", "decode of 2", "prefill"]

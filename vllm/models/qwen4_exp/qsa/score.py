@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of compressed keys, as integers that sort as the scores do.
+
+The score of a group is ``sum over index heads of relu(<q_head, key>)``.  It is never
+negative, so its bits, read as an integer, are in the same order.  A NaN becomes the
+largest integer: a damaged group is always selected, and its request notices, instead of
+dropping out of sight as the hardware's maximum of NaN and 0 would have it.
+
+A number here depends on one query and one key.  Tiles are fixed, products run over the
+whole width in one order, and decode and prefill share the kernel and its matrix
+instruction (64 keys by a multiple of 16 query heads, four warps), so that a row scores
+the same in either.
+"""
+
+import torch
+
+from vllm.triton_utils import tl, triton
+
+BLOCK_N = 64
+
+_LARGEST = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit(do_not_specialize=["first_row", "num_rows", "page_table_width"])
+def _score_kernel(
+    q_ptr,
+    k_cache_ptr,
+    page_table_ptr,
+    query_start_ptr,
+    visible_ptr,
+    keys_ptr,
+    tops_ptr,
+    stride_q_row,
+    stride_q_head,
+    stride_cache_page,
+    stride_cache_token,
+    stride_table,
+    stride_keys,
+    stride_tops,
+    first_row,
+    num_rows,
+    page_table_width,
+    PAGE: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BUDGET: tl.constexpr,
+    QUERY_LEN: tl.constexpr,
+    TILE_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    RUN: tl.constexpr,
+    TILES: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    # Rows of the work space are batch rows from first_row on.
+    HEADS_P: tl.constexpr = triton.next_power_of_2(HEADS)
+    DIM_P: tl.constexpr = max(16, triton.next_power_of_2(DIM))
+    request = tl.program_id(0)
+    if QUERY_LEN > 0:
+        begin = request * QUERY_LEN
+        end = begin + QUERY_LEN
+    else:
+        base = tl.load(query_start_ptr)
+        begin = tl.load(query_start_ptr + request) - base
+        end = tl.load(query_start_ptr + request + 1) - base
+    begin = tl.maximum(begin, first_row) + tl.program_id(1) * TILE_R
+    end = tl.minimum(end, first_row + num_rows)
+    if begin >= end:
+        return
+    row = begin + tl.arange(0, TILE_R)
+    visible = tl.load(visible_ptr + row, mask=row < end, other=0)
+    most = tl.max(visible, axis=0)
+    tile = tl.program_id(2) * TILES
+    # Rows that see no more than the budget are not ranked.
+    if (most <= BUDGET) | (tile * BLOCK_N >= most):
+        return
+    last_tile = tl.minimum(tile + TILES, tl.cdiv(most, BLOCK_N))
+
+    dim = tl.arange(0, DIM_P)
+    lane = tl.arange(0, TILE_R * HEADS_P)
+    q_row = begin + lane // HEADS_P
+    head = lane % HEADS_P
+    query = tl.load(
+        q_ptr + q_row[None, :].to(tl.int64) * stride_q_row + head[None, :] * stride_q_head + dim[:, None],
+        mask=(q_row < end)[None, :] & (head < HEADS)[None, :] & (dim < DIM)[:, None],
+        other=0.0,
+    )
+    at_row = (row - first_row).to(tl.int64)
+    for number in tl.range(tile, last_tile, num_stages=STAGES):
+        column = number * BLOCK_N + tl.arange(0, BLOCK_N)
+        live = column < most
+        page = tl.load(
+            page_table_ptr + request.to(tl.int64) * stride_table + tl.minimum(column // PAGE, page_table_width - 1),
+            mask=live,
+            other=0,
+        )
+        key = tl.load(
+            k_cache_ptr
+            + page[:, None].to(tl.int64) * stride_cache_page
+            + (column % PAGE)[:, None] * stride_cache_token
+            + dim[None, :],
+            mask=live[:, None] & (dim < DIM)[None, :],
+            other=0.0,
+            eviction_policy="evict_first",
+        )
+        product = tl.dot(key, query, out_dtype=tl.float32)
+        product = tl.maximum(product, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        score = tl.sum(tl.reshape(product, (BLOCK_N, TILE_R, HEADS_P)), axis=2)
+        # The sign bit of a -0 goes; a NaN's may be set.
+        ordered = tl.where(score == score, score.to(tl.int32, bitcast=True) & _LARGEST, _LARGEST)
+        seen = (column[:, None] < visible[None, :]) & (row < end)[None, :]
+        ordered = tl.where(seen, ordered, -1)
+        tl.store(keys_ptr + at_row[None, :] * stride_keys + column[:, None], ordered, mask=seen)
+        top = tl.max(tl.reshape(ordered, (BLOCK_N // RUN, RUN, TILE_R)), axis=1)
+        run = number * (BLOCK_N // RUN) + tl.arange(0, BLOCK_N // RUN)
+        tl.store(tops_ptr + at_row[None, :] * stride_tops + run[:, None], top, mask=top >= 0)
+
+
+def run_length(budget: int) -> int:
+    """Columns that share a top: 16, fewer where a budget of 16 each would not fit in registers."""
+    return max(1, min(16, 8192 // triton.next_power_of_2(budget)))
+
+
+def score_groups(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    query_start_loc: torch.Tensor | None,
+    query_len: int,
+    max_query_len: int,
+    visible: torch.Tensor,
+    budget: int,
+    first_row: int,
+    keys: torch.Tensor,
+    tops: torch.Tensor,
+) -> None:
+    """Score the visible groups of ``len(keys)`` rows from ``first_row`` on.
+
+    Args:
+        q: ``[rows, heads, width]``.
+        k_cache: ``[pages, page_size, 1, width]``.
+        page_table: ``[requests, pages per request]``.
+        query_start_loc: ``[requests + 1]``, or None where every request brings
+            ``query_len`` rows.
+        query_len: rows of each request, 0 where ``query_start_loc`` says.
+        max_query_len: the most rows that a request brings.
+        visible: ``[rows]`` int32.
+        budget: rows that see no more groups than this are skipped.
+        first_row: the batch row of ``keys[0]``.
+        keys: ``[rows, columns]`` int32; written where a row sees the group.
+        tops: ``[rows, columns / run_length(budget)]`` int32, the largest of each run of
+            columns; written where a row sees one of them.
+
+    """
+    count, columns = keys.shape
+    heads = triton.next_power_of_2(q.shape[1])
+    # A tile holds a decode request whole, and at least 16 query heads: fewer would not
+    # take the matrix instruction.  32 rows of a prompt, because q of 64 and two key
+    # tiles leave no room for a second program in the 99 KiB of sm_86.
+    tile_rows = max(16 // heads, 1, triton.next_power_of_2(query_len)) if query_len else 32
+    # A decode row spreads over many programs; a prompt has rows enough and reads q less often.
+    tiles = 4 if query_len else 16
+    grid = (
+        page_table.shape[0],
+        triton.cdiv(min(count, max_query_len), tile_rows),
+        triton.cdiv(columns, BLOCK_N * tiles),
+    )
+    _score_kernel[grid](
+        q,
+        k_cache,
+        page_table,
+        page_table if query_start_loc is None else query_start_loc,
+        visible,
+        keys,
+        tops,
+        *q.stride()[:2],
+        *k_cache.stride()[:2],
+        page_table.stride(0),
+        keys.stride(0),
+        tops.stride(0),
+        first_row,
+        count,
+        page_table.shape[1],
+        PAGE=k_cache.shape[1],
+        HEADS=q.shape[1],
+        DIM=q.shape[2],
+        BUDGET=budget,
+        QUERY_LEN=query_len,
+        TILE_R=tile_rows,
+        BLOCK_N=BLOCK_N,
+        RUN=run_length(budget),
+        TILES=tiles,
+        STAGES=2,
+        num_warps=4,
+    )
