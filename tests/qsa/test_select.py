@@ -69,7 +69,16 @@ class Case:
         # As in a mixed batch: offsets of rows that follow some decodes.
         starts = b.query_start_loc + 6
         module.qsa_select_paged_prefill(
-            self.q, self.cache, b.block_table, starts, b.visible, keep * RATIO, RATIO, max(b.queries), out, max(b.lengths)
+            self.q,
+            self.cache,
+            b.block_table,
+            starts,
+            b.visible,
+            keep * RATIO,
+            RATIO,
+            max(b.queries),
+            out,
+            max(b.lengths),
         )
         return out
 
