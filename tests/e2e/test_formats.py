@@ -1,12 +1,13 @@
 """Quantized checkpoints give the greedy tokens of transformers' model with the dequantized weights.
 
 Two checkpoints hold every scheme at once: see demo/checkpoint/formats/recipes.py.  The mixed one has half of its six-bit
-layers packed with gaps and a draft module,
+layers packed with gaps, is damaged as an exporter did it and then repaired, and has a draft module,
 which an engine without speculative decoding passes over; the other one has the tensor names of the multimodal release
 and the model's name of the first day.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ from demo.checkpoint.formats.recipes import RECIPES
 from demo.checkpoint.formats.write import MULTIMODAL, PLAIN, quantize
 from demo.checkpoint.geometry import PRESETS
 from demo.checkpoint.write import build
+from vllm.ampere.checkpoint import read
+from vllm.ampere.findings import findings
+from vllm.ampere.repair import repair
 from vllm.model_executor.layers.quantization.dequantized.reference import unpack
 
 from .compare import check_answer, check_prompt
@@ -50,6 +54,7 @@ def pairs(source, tmp_path_factory):
             pair = quantize(source, out, RECIPES[recipe], prefix=prefix, with_mtp=recipe == "mix")
             if recipe == "mix":
                 _leave_gaps(pair.quantized, layers="02468")
+                pair = replace(pair, quantized=_damaged_and_repaired(pair.quantized, out / "repaired"))
             if recipe == "gptq":
                 _name_as_on_day_zero(pair.quantized / "config.json")
             made[recipe] = pair, reference.load(pair.dequantized)
@@ -72,6 +77,20 @@ def _leave_gaps(folder: Path, layers: str) -> None:
             written += 1
         save_file(held, file, metadata={"format": "pt"})
     assert written
+
+
+def _damaged_and_repaired(folder: Path, out: Path) -> Path:
+    """What an exporter did that gave every group the target Linear, and what the check's repair makes of it."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    for group in config["quantization_config"]["config_groups"].values():
+        group["targets"] = ["Linear"]
+    file.write_text(json.dumps(config))
+    checkpoint = read(folder)
+    found = findings(checkpoint)
+    assert "SharedTarget" in {finding.name for finding in found}
+    repair(checkpoint, found, out)
+    return out
 
 
 def _name_as_on_day_zero(file: Path) -> None:
