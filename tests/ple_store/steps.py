@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from vllm.config import EngramConfig, LoadConfig
@@ -79,7 +80,11 @@ def batch_of(requests, padded=None, held=True):
         num_reqs=len(requests),
         num_tokens=total,
         num_tokens_after_padding=padded,
+        num_draft_tokens=0,
         input_ids=tokens,
+        idx_mapping_np=np.arange(len(requests)),
+        num_computed_tokens_np=np.array([len(before) for before, _ in requests]),
+        query_start_loc_np=np.array(starts),
     )
     states = SimpleNamespace(req_id_to_index={name: i for i, name in enumerate(batch.req_ids)} if held else {})
     bounds = torch.tensor(starts + [total] * (9 - len(starts)), dtype=torch.int32)

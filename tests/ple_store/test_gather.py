@@ -3,15 +3,34 @@
 import gc
 import multiprocessing
 import os
+import pickle
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from vllm.models.qwen4_exp.ple_store.errors import RowOutOfRange, RowReadFailed, UnreadableFile
-from vllm.models.qwen4_exp.ple_store.gather import TableFiles
+from vllm.models.qwen4_exp.ple_store.gather import TableFiles as Files
+from vllm.models.qwen4_exp.ple_store.reads import ReadPool
+from vllm.models.qwen4_exp.ple_store.reads.aio import AioQueue
+from vllm.models.qwen4_exp.ple_store.reads.plain import PlainQueue
+from vllm.models.qwen4_exp.ple_store.reads.spans import Spans
 from vllm.models.qwen4_exp.ple_store.reference import LoadedTable
+
+
+@pytest.fixture(params=[AioQueue, PlainQueue])
+def queue(request):
+    return request.param()
+
+
+@pytest.fixture(autouse=True)
+def TableFiles(monkeypatch, queue):  # noqa: N802, stands for the class
+    """The class over either queue."""
+    made = lambda location: Files(location, ReadPool(queue))  # noqa: E731
+    monkeypatch.setitem(globals(), "TableFiles", made)
+    return made
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -64,14 +83,17 @@ def test_rows_on_both_sides_of_a_shard_boundary(write_table):
         assert same(table.gather(ids), written.values[ids])
 
 
-def test_neighbours_are_one_read(write_table, monkeypatch):
+def test_neighbours_are_one_read(write_table, queue, monkeypatch):
     written = write_table()
-    reads = []
-    real = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: reads.append(len(buffers[0])) or real(fd, buffers, at))
+    sizes = []
+    real = queue.read
+    monkeypatch.setattr(
+        queue, "read", lambda spans, target, nowait: sizes.append(spans.size.tolist()) or real(spans, target, nowait)
+    )
     with TableFiles(written.locate()) as table:
         table.gather(torch.tensor([6, 5, 5, 7, 8, 20]))
-    assert sorted(reads) == [12, 12, 36]  # 5-7 in shard 0, 8 in shard 1, 20 alone; a row is 12 bytes
+    # 5-7 end shard 0, and 8 begins the next one behind it in the same file; 20 is alone. A row is 12 bytes.
+    assert sizes[0] == [48, 12]
 
 
 @pytest.mark.parametrize("bad", [-1, 37, 2**40])
@@ -86,24 +108,39 @@ def test_file_cut_while_serving(write_table):
     with TableFiles(location) as table:
         os.truncate(location.shards[1].path, location.shards[1].offset + 8 * 12 - 1)
         table.gather(torch.tensor([0]))  # what is still there can still be read
-        with pytest.raises(RowReadFailed, match=r"12 bytes at offset \d+, found 11 bytes before the end"):
-            table.gather(torch.tensor([15]))
+        with pytest.raises(RowReadFailed, match=r"12 bytes at offset \d+, found 11 bytes before the end") as caught:
+            table.gather(torch.tensor([15, 0]))
+    assert caught.value.rows == [15] and not caught.value.gone
+    assert caught.value.path == str(location.shards[1].path)
+    assert "Other rows can still be read" in str(caught.value)
 
 
-def test_disk_error_while_serving(write_table, monkeypatch):
-    def fail(*_):
-        raise OSError(5, "Input/output error")
+def test_disk_error_while_serving(write_table, queue, monkeypatch):
+    real = queue.read
+
+    def fail(spans, target, nowait):
+        results = real(spans, target, nowait)
+        results[-1] = -5
+        return results
 
     with TableFiles(write_table().locate()) as table:
-        monkeypatch.setattr(os, "preadv", fail)
-        with pytest.raises(RowReadFailed, match="Input/output error"):
-            table.gather(torch.tensor([0]))
+        monkeypatch.setattr(queue, "read", fail)
+        with pytest.raises(RowReadFailed, match="Input/output error.* Row 30 and 1 more") as caught:
+            table.gather(torch.tensor([0, 30, 31]))
+    assert caught.value.rows == [30, 31]
+    again = pickle.loads(pickle.dumps(caught.value.named(["a", "b"])))
+    assert (again.rows, again.requests, str(again)) == ([30, 31], ["a", "b"], str(caught.value.named(["a", "b"])))
+    assert "needed by a, b." in str(again)
 
 
-def test_partial_reads_are_completed(write_table, monkeypatch):
+def test_partial_reads_are_completed(write_table, queue, monkeypatch):
     written = write_table()
-    real = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: real(fd, [buffers[0][:5]], at))
+    real = queue.read
+
+    def five(spans, target, nowait):
+        return real(Spans(spans.fd, spans.offset, np.minimum(spans.size, 5), spans.start), target, nowait)
+
+    monkeypatch.setattr(queue, "read", five)
     with TableFiles(written.locate()) as table:
         assert same(table.gather(torch.arange(37)), written.values)
 
@@ -137,11 +174,8 @@ def test_descriptors_are_closed(write_table):
 def test_random_access_is_announced(write_table, monkeypatch):
     advice = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, what: advice.append((size, what)))
-    with TableFiles(write_table().locate()) as table:
+    with TableFiles(write_table().locate()):
         assert advice == [(0, os.POSIX_FADV_RANDOM)] * 3
-        del advice[:]
-        table.gather(torch.tensor([3, 30]))
-    assert advice == [(12, os.POSIX_FADV_WILLNEED)] * 2
 
 
 def test_threads_share_a_table(write_table):

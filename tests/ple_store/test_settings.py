@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from vllm import envs
 from vllm.config import EngramConfig, LoadConfig
 from vllm.models.qwen4_exp.ple_store import settings
 from vllm.models.qwen4_exp.ple_store.errors import HostFileGatherRefused
@@ -122,3 +123,54 @@ def test_a_pinned_table_without_pinned_memory(platform):
 
 def test_the_setting_changes_the_config_hash():
     assert EngramConfig(host_file_gather=True).compute_hash() != EngramConfig(host_file_gather=False).compute_hash()
+
+
+@pytest.fixture
+def flat(tmp_path):
+    path = tmp_path / "table.flat"
+    path.touch()
+    return str(path)
+
+
+def test_a_flat_file_means_rows_from_files(platform, flat, monkeypatch):
+    platform("cuda", True)
+    made = resolve({"host_file_path": flat})
+    assert made.host_file_gather and made.host_file_path == flat
+    monkeypatch.setenv(settings.PATH_VARIABLE, flat)
+    for engram in ({}, {"host_file_path": flat}, {"host_file_gather": True}):
+        made = resolve(engram)
+        assert made.host_file_gather and made.host_file_path == flat
+    assert resolve({}, architecture="DeepseekV41ForCausalLM").host_file_path is None
+    assert settings.PATH_VARIABLE in envs.environment_variables  # else vLLM warns of it
+
+
+@pytest.mark.parametrize(
+    ("engram", "variable", "sentence"),
+    [
+        ({"host_file_path": "/elsewhere"}, "flat", "VLLM_PLE_MMAP_PATH='.*' and host_file_path='/elsewhere' differ"),
+        (
+            {"host_file_path": "/nowhere/t"},
+            None,
+            "host_file_path='/nowhere/t' is no file. .*flatten-ple CHECKPOINT /nowhere/t",
+        ),
+        ({"host_file_path": "flat", "host_file_gather": False}, None, "host_file_gather=False reads none"),
+        (
+            {"host_file_path": "flat", "cpu_offload": False},
+            None,
+            "cpu_offload=False puts the whole table on the device",
+        ),
+    ],
+)
+def test_refused_files(platform, flat, monkeypatch, engram, variable, sentence):
+    platform("cuda", True)
+    if variable:
+        monkeypatch.setenv(settings.PATH_VARIABLE, flat)
+    with pytest.raises(HostFileGatherRefused, match=sentence):
+        resolve({key: flat if value == "flat" else value for key, value in engram.items()})
+
+
+def test_a_file_that_is_being_written_is_left_to_its_own_sentence(platform, tmp_path):
+    """The layer says that it is not finished, and how to go on."""
+    platform("cuda", True)
+    (tmp_path / "table.flat.partial").touch()
+    assert resolve({"host_file_path": str(tmp_path / "table.flat")}).host_file_gather

@@ -12,6 +12,7 @@ import sys
 #: name -> (module, what it does in a line)
 COMMANDS = {
     "check": ("vllm.ampere.command.check", "say what a checkpoint holds and what is wrong with it, from its headers"),
+    "flatten-ple": ("vllm.ampere.command.flatten_ple", "write a checkpoint's n-gram table into one file of its own"),
 }
 
 

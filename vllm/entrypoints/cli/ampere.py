@@ -32,7 +32,9 @@ class AmpereSubcommand(CLISubcommand):
 
     def subparser_init(self, subparsers):
         parser = subparsers.add_parser(
-            _NAME, help="Look at a checkpoint before it is served (vllm ampere check).", add_help=False
+            _NAME,
+            help="Look at a checkpoint before it is served (vllm ampere check); vllm ampere --help lists more.",
+            add_help=False,
         )
         parser.add_argument("arguments", nargs=argparse.REMAINDER)
         return parser

@@ -3,29 +3,37 @@
 
 Rows come in two steps.  Before the forward ``stage`` reads them from the files, turns
 them into activations and puts these into ``rows``, a buffer that never moves; during
-the forward ``finalize_prefetch`` gives out a view of it.  Nothing in between touches a file or waits for the host, so the forward
-can be captured in a CUDA graph.
+the forward ``finalize_prefetch`` gives out a view of it.  Nothing in between touches a
+file or waits for the host, so the forward can be captured in a CUDA graph.
 """
 
+import weakref
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+import numpy as np
 import torch
 
 from vllm.config import EngramConfig, get_current_vllm_config
 from vllm.logger import init_logger
 
 from ..common import ngram_embedding as upstream
+from .counters import Counters
 from .errors import TableNotLoadable
+from .fetch import RowFetcher
+from .flat.reader import open_flat
 from .formats import dequantize, locate_table
+from .locate import TableShape
 from .methods import warn_of_contradiction
-from .reader import TableReader
+from .pinned import Qwen4ExpPLEExactPinnedEmbedding
+from .reader import RowStore, TableReader
 from .source import layer_name, model_folder, table_shape
 
 logger = init_logger(__name__)
 
 
 class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
-    """A table whose rows are read from the checkpoint's files.
+    """A table whose rows are read from files.
 
     Every rank of a tensor-parallel group reads all rows that it needs: 5 KiB per token
     and rank, against an all-reduce of the same size.
@@ -81,31 +89,34 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
 
         config = get_current_vllm_config()
         text_config = config.model_config.hf_text_config
-        table = locate_table(
-            model_folder(config), layer_name(prefix), table_shape(text_config, num_embeddings, self.embedding_dim)
-        )
+        shape = table_shape(text_config, num_embeddings, self.embedding_dim)
+        self.counters = Counters()
+        store = open_store(config.engram_config, model_folder(config), layer_name(prefix), shape, self.counters)
+        self.table = store
+        self.fetcher = RowFetcher(store, self.counters)
+        weakref.finalize(self, self.fetcher.close)
+        table = store.table
         warn_of_contradiction(prefix, getattr(text_config, "ple_embedding_dtype", None), table)
-        self.table = TableReader(table)
         self.register_buffer(
             "rows",
             torch.zeros(max_total_tokens, num_ngram_heads, embedding_dim, dtype=stand_in.dtype),
             persistent=False,
         )
         logger.info(
-            "The n-gram table of %s stays in %d file(s): %d rows of %d values, %s, %.2f GiB.",
+            "The n-gram table of %s stays in %s: %d rows of %d values, %s, %.2f GiB.",
             prefix,
-            len(table.paths),
-            table.rows.rows,
+            store.paths[0] if len(store.paths) == 1 else f"{len(store.paths)} files of {store.paths[0].parent}",
+            table.count,
             self.embedding_dim,
             table,
-            table.rows.rows * table.row_bytes / 2**30,
+            table.count * table.row_bytes / 2**30,
         )
 
-    def stage(self, ids: torch.Tensor, padded_tokens: int) -> None:
+    def stage(self, ids: np.ndarray, padded_tokens: int) -> None:
         """Fetch the rows of a step.
 
         Args:
-            ids: int64 ``[tokens, num_ngram_heads]``, on the device or the CPU
+            ids: int64 ``[tokens, num_ngram_heads]``
             padded_tokens: tokens that the forward will look at; rows between
                 ``tokens`` and this become zero, later ones stay as they are
 
@@ -113,7 +124,7 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
             RowOutOfRange, RowReadFailed
         """
         tokens = ids.shape[0]
-        rows, scales = self.table.gather(ids.cpu())
+        rows, scales = self.table.split(self.fetcher.fetch(ids))
         # Codes travel to the device, and are multiplied there.
         scales = scales if scales is None else self._send(scales)
         self.rows[:tokens] = dequantize(self.table.table, self._send(rows), scales, self.rows.dtype)
@@ -145,7 +156,25 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
 
     def _refuse_weights(self, *_: object, **__: object) -> NoReturn:
         """The weight loader: the loader's filter keeps the table's tensors away."""
-        raise TableNotLoadable(self.table.table.rows.shards[0].path, "no weights for the table", "some")
+        raise TableNotLoadable(self.table.paths[0], "no weights for the table", "some")
+
+
+def open_store(
+    engram: EngramConfig, folder: str, layer: str, shape: TableShape, counters: Counters | None = None
+) -> RowStore:
+    """The files that the settings ask for: one flat file, or the checkpoint's shards.
+
+    Args:
+        folder: the model directory
+        layer: the checkpoint's name of the layer
+        shape: what the config says of its table
+
+    Raises:
+        PLEStoreError: the files are not as the config says
+    """
+    if engram.host_file_path:
+        return open_flat(Path(engram.host_file_path), folder, layer, shape, counters=counters)
+    return TableReader(locate_table(folder, layer, shape), counters=counters)
 
 
 def choose_embedding(engram: EngramConfig | None) -> type[upstream.Qwen4ExpPLEEmbedding]:
@@ -155,5 +184,5 @@ def choose_embedding(engram: EngramConfig | None) -> type[upstream.Qwen4ExpPLEEm
     if engram.host_file_gather:
         return Qwen4ExpPLEFileEmbedding
     if engram.cpu_offload:
-        return upstream.Qwen4ExpPLEPinnedHostEmbedding
+        return Qwen4ExpPLEExactPinnedEmbedding
     return upstream.Qwen4ExpPLEDeviceEmbedding

@@ -18,7 +18,7 @@ class PLEStoreError(RuntimeError):
         # All arguments go to ``args``, so that the exception survives the pickling
         # between a worker and the engine.
         super().__init__(str(path), str(expected), str(actual))
-        self.path, self.expected, self.actual = self.args
+        self.path, self.expected, self.actual = self.args[:3]
 
     def __str__(self) -> str:
         return f"{self.what}: {self.path}: expected {self.expected}, found {self.actual}. {self.remedy}"
@@ -79,17 +79,84 @@ class UnreadableFile(PLEStoreError):
     remedy = "Check that the file exists and that the serving user may read it."
 
 
+class BadFlatHeader(PLEStoreError):
+    what = "Not a flat n-gram table"
+    remedy = "Write it with vllm ampere flatten-ple CHECKPOINT FILE."
+
+
+class UnfinishedFlatTable(PLEStoreError):
+    what = "A flat n-gram table is not finished"
+    remedy = "Run vllm ampere flatten-ple CHECKPOINT FILE again: it goes on where it stopped."
+
+
+class WrongFlatTable(PLEStoreError):
+    what = "A flat n-gram table does not fit the model"
+    remedy = (
+        "It was written from another checkpoint; give the one of this model, or write it with vllm ampere flatten-ple."
+    )
+
+
+class FlatTableOfOther(PLEStoreError):
+    what = "A flat n-gram table and the checkpoint disagree"
+    remedy = "It was written from another checkpoint, or replaced; write it again with vllm ampere flatten-ple."
+
+
+class DamagedFlatTable(PLEStoreError):
+    what = "A flat n-gram table is damaged"
+    remedy = "Its disk or a copy changed it; write it again with vllm ampere flatten-ple."
+
+
+class NoRoomForFlatTable(PLEStoreError):
+    what = "The disk has no room for a flat n-gram table"
+    remedy = "Make room or name a file on another disk; what is written so far stays, and is gone on with."
+
+
+class FlatTableNotWritten(PLEStoreError):
+    what = "A flat n-gram table cannot be written"
+    remedy = "Check the folder and its permissions; what is written so far stays, and is gone on with."
+
+
 class RowOutOfRange(PLEStoreError):
     what = "A row id lies outside the n-gram table"
     remedy = "This is a defect of the server, not of the request; please report it."
 
 
 class RowReadFailed(PLEStoreError):
+    """Rows could not be read.
+
+    Attributes:
+        rows: their numbers
+        gone: whether the file itself is lost, so that no other row of it can be read either
+        requests: those that needed the rows, once that is known
+    """
+
     what = "Reading a row of the n-gram table failed"
-    remedy = (
-        "The file changed or its disk failed while it was being served; the step is "
-        "given up rather than computed from wrong rows."
-    )
+
+    def __init__(
+        self,
+        path: object,
+        expected: object,
+        actual: object,
+        rows: list[int] | None = None,
+        gone: bool = False,
+        requests: list[str] | None = None,
+    ) -> None:
+        super().__init__(path, expected, actual)
+        self.args += (rows or [], gone, requests or [])
+        self.rows, self.gone, self.requests = self.args[3:]
+
+    def named(self, requests: list[str]) -> "RowReadFailed":
+        """The same, with the requests that it concerns."""
+        return RowReadFailed(self.path, self.expected, self.actual, self.rows, self.gone, requests)
+
+    def __str__(self) -> str:
+        lost = f" Row {self.rows[0]}{f' and {len(self.rows) - 1} more' * (len(self.rows) > 1)}" if self.rows else ""
+        whose = f", needed by {', '.join(self.requests)}." if self.requests else "." * bool(lost)
+        rest = "No row of that file can be read any more." if self.gone else "Other rows can still be read."
+        return (
+            f"{self.what}: {self.path}: expected {self.expected}, found {self.actual}.{lost}{whose} {rest} The file changed "
+            "or its disk failed while it was being served; the step is given up rather than computed from wrong rows."
+        )
 
 
 class TableNotLoadable(PLEStoreError):
@@ -97,6 +164,14 @@ class TableNotLoadable(PLEStoreError):
     remedy = (
         "Its rows cannot be replaced in memory. To update weights in place set "
         "--engram-config '{\"host_file_gather\": false}'."
+    )
+
+
+class TableNotPinned(PLEStoreError):
+    what = "The n-gram table cannot be pinned in host memory"
+    remedy = (
+        "Leave it on the disk, --engram-config '{\"host_file_gather\": true}', which needs none of that memory; or add "
+        "memory, or raise the limit of locked memory (ulimit -l, LimitMEMLOCK, docker --ulimit memlock=-1)."
     )
 
 

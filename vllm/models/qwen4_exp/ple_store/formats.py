@@ -71,6 +71,11 @@ class Table:
         return self.rows.row_bytes + (self.row_scales.row_bytes if self.row_scales else 0)
 
     @property
+    def count(self) -> int:
+        """Rows."""
+        return self.rows.rows
+
+    @property
     def paths(self) -> set[Path]:
         """Files that hold a part of the rows."""
         return {shard.path for part in (self.rows, self.row_scales) if part for shard in part.shards}

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read rows of a table from its files, by offset.
 
-``ids -> unique, sorted -> runs of neighbours -> advise all, then read all -> scatter``
+``ids -> unique, sorted -> runs of neighbours -> read what is cached, announce and read the rest -> scatter``
 
-* Hashes repeat within a batch (a prompt has common pairs of words), so equal ids are
-  read once.
-* All rows are announced before the first is read, so that the disk sees them at once
-  and one thread keeps its queue full.
-* The kernel is told that access is random.  Where rows lie close together it would take
-  sorted reads for the start of a sequential pass, and read most of the file.
+* Hashes repeat within a batch (a prompt has common pairs of words), so equal ids are read once.
+* A whole batch is handed to the kernel at once (``reads/``): 16 rows of a token from the page cache take 20 µs, where a
+  call for each took 160.
+* The kernel is told that access is random.  Where rows lie close together it would take sorted reads for the start of
+  a sequential pass, and read most of the file.
 
-Measured with a cold page cache, 512 tokens (8192 rows of 320 bytes) per run, on a virtual
-disk of a busy machine; ``tests/ple_store/cold_reads.py`` repeats it:
+Measured with a cold page cache, 512 tokens (8192 rows of 320 bytes) per run, on a virtual disk of a busy machine, with
+a call for each row; ``tests/ple_store/cold_reads.py`` repeats it:
 
     table                       0.2 GB                       2.1 GB
     both advices       62 KiB/token  120-186 ms    68 KiB/token  202-223 ms
@@ -21,48 +20,68 @@ disk of a busy machine; ``tests/ple_store/cold_reads.py`` repeats it:
 A token's 16 rows lie on 16 pages of 4 KiB, or on a few more where a row crosses a page.
 """
 
+import errno
 import os
 import weakref
-from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from .counters import Counters
 from .errors import RowOutOfRange, RowReadFailed, UnreadableFile
-from .locate import TableLocation
+from .reads import ReadPool
+from .reads.spans import coalesce
+
+
+class Location(Protocol):
+    """Where the records of a table are: rows of one tensor, or whatever a file of ours holds for each row.
+
+    Attributes:
+        paths: its files
+        rows: how many there are
+        row_bytes: bytes of each record
+    """
+
+    paths: list[Path]
+    rows: int
+    row_bytes: int
+
+    def place(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64 row numbers -> index into ``paths`` and byte offset, int64 each."""
+        ...
 
 
 class TableFiles:
     """The open files of one table.
 
-    Reading is by ``preadv``, which has no file position: threads may share an object,
-    and so may the processes of a fork.  The descriptors are closed by ``close``, with
-    the last reference, or when the interpreter ends.
+    No file position is used: threads may share an object, and so may the processes of a fork.  The descriptors are
+    closed by ``close``, with the last reference, or when the interpreter ends.
     """
 
-    def __init__(self, location: TableLocation) -> None:
+    def __init__(self, location: Location, pool: ReadPool | None = None, counters: Counters | None = None) -> None:
         """Open every file once.
 
         Raises:
             UnreadableFile: one cannot be opened
         """
         self.location = location
-        self._starts = np.cumsum([0, *(s.rows for s in location.shards)])
-        self._offsets = np.array([s.offset for s in location.shards], dtype=np.int64)
-        descriptors: dict[os.PathLike, int] = {}
+        self._pool = pool or ReadPool()
+        self._counters = counters or Counters()
+        descriptors: list[int] = []
         self._close = weakref.finalize(self, _close_all, descriptors)
         try:
-            for shard in location.shards:
-                if shard.path not in descriptors:
-                    descriptors[shard.path] = _open(shard.path)
+            for path in location.paths:
+                descriptors.append(_open(path))
         except UnreadableFile:
             # The traceback keeps this object alive for as long as somebody looks at it.
             self._close()
             raise
-        self._descriptors = [descriptors[s.path] for s in location.shards]
+        self._descriptors = np.array(descriptors, dtype=np.int64)
 
     def gather(self, ids: torch.Tensor) -> torch.Tensor:
-        """Read rows.
+        """Read rows of one tensor.
 
         Args:
             ids: int64 row numbers on the CPU, of any shape, in any order
@@ -75,16 +94,30 @@ class TableFiles:
             RowReadFailed: the system could not give all bytes of a row
         """
         wanted, where = np.unique(ids.numpy(), return_inverse=True)
+        # fp8 has no index_select on the CPU, bytes have.
+        picked = self.read(wanted)[torch.from_numpy(where.reshape(-1))]
+        return picked.view(self.location.dtype).view(*ids.shape, self.location.dim)
+
+    def read(self, wanted: np.ndarray) -> torch.Tensor:
+        """Read records.
+
+        Args:
+            wanted: int64 row numbers, sorted, each once
+
+        Returns:
+            uint8 ``[len(wanted), row_bytes]``
+
+        Raises:
+            RowOutOfRange, RowReadFailed
+        """
         rows = torch.empty(len(wanted), self.location.row_bytes, dtype=torch.uint8)
         if len(wanted):
             self._check(wanted)
-            self._read(wanted, rows.numpy())
-        # fp8 has no index_select on the CPU, bytes have.
-        picked = rows[torch.from_numpy(where.reshape(-1))]
-        return picked.view(self.location.dtype).view(*ids.shape, self.location.dim)
+            self._read(wanted, rows.numpy().reshape(-1))
+        return rows
 
     def close(self) -> None:
-        """Close the files.  A later ``gather`` is an error."""
+        """Close the files.  A later ``read`` is an error."""
         self._close()
 
     def __enter__(self) -> "TableFiles":
@@ -94,47 +127,30 @@ class TableFiles:
         self.close()
 
     def _check(self, wanted: np.ndarray) -> None:
-        """``wanted``: sorted row numbers, at least one."""
-        total = int(self._starts[-1])
-        if wanted[0] < 0 or wanted[-1] >= total:
+        if wanted[0] < 0 or wanted[-1] >= self.location.rows:
             bad = wanted[0] if wanted[0] < 0 else wanted[-1]
-            raise RowOutOfRange(self.location.shards[0].path, f"a row of 0..{total - 1}", f"row {bad}")
+            raise RowOutOfRange(self.location.paths[0], f"a row of 0..{self.location.rows - 1}", f"row {bad}")
 
-    def _read(self, wanted: np.ndarray, rows: np.ndarray) -> None:
-        """Fill ``rows`` (uint8 ``[len(wanted), row_bytes]``) with the wanted rows."""
+    def _read(self, wanted: np.ndarray, target: np.ndarray) -> None:
         if not self._close.alive:
-            raise RowReadFailed(self.location.shards[0].path, "an open file", "a closed one")
-        row_bytes = self.location.row_bytes
-        shard = np.searchsorted(self._starts, wanted, side="right") - 1
-        offset = self._offsets[shard] + (wanted - self._starts[shard]) * row_bytes
-        # Neighbours in one shard are neighbours in its file.
-        breaks = np.flatnonzero((np.diff(wanted) != 1) | (np.diff(shard) != 0)) + 1
-        bounds = [0, *breaks.tolist(), len(wanted)]
-        runs = [(int(shard[a]), int(offset[a]), rows[a:b].reshape(-1)) for a, b in pairwise(bounds)]
-        for index, start, target in runs:
-            os.posix_fadvise(self._descriptors[index], start, target.size, os.POSIX_FADV_WILLNEED)
-        for index, start, target in runs:
-            self._read_run(index, start, target)
-
-    def _read_run(self, index: int, offset: int, target: np.ndarray) -> None:
-        """Read ``target.size`` bytes from byte ``offset`` of shard ``index``'s file."""
-        done = 0
-        view = memoryview(target)
-        while done < target.size:
-            try:
-                count = os.preadv(self._descriptors[index], [view[done:]], offset + done)
-            except OSError as error:
-                actual = error.strerror
-                count = 0
-            else:
-                actual = f"{done} bytes before the end of the file"
-            if count == 0:
-                raise RowReadFailed(
-                    self.location.shards[index].path,
-                    f"{target.size} bytes at offset {offset}",
-                    actual,
-                )
-            done += count
+            raise RowReadFailed(self.location.paths[0], "an open file", "a closed one")
+        files, offsets = self.location.place(wanted)
+        spans, first = coalesce(self._descriptors[files], offsets, self.location.row_bytes)
+        outcome = self._pool.read(spans, target)
+        self._counters.count_reads(spans, outcome)
+        failed = np.flatnonzero(outcome.results != spans.size)
+        if failed.size:
+            # The first decides the sentence; every row that could not be read is on the exception.
+            span, result = failed[0], int(outcome.results[failed[0]])
+            actual = os.strerror(-result) if result < 0 else f"{result} bytes before the end of the file"
+            lost = np.concatenate([wanted[first[i] : first[i + 1]] for i in failed])
+            raise RowReadFailed(
+                self.location.paths[files[first[span]]],
+                f"{spans.size[span]} bytes at offset {spans.offset[span]}",
+                actual,
+                rows=lost.tolist(),
+                gone=-result in (errno.EBADF, errno.ENXIO, errno.ENODEV),
+            )
 
 
 def _open(path: os.PathLike) -> int:
@@ -147,7 +163,7 @@ def _open(path: os.PathLike) -> int:
     return descriptor
 
 
-def _close_all(descriptors: dict[os.PathLike, int]) -> None:
-    for descriptor in descriptors.values():
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
         os.close(descriptor)
     descriptors.clear()

@@ -10,8 +10,10 @@ are, is ``formats.py``'s.
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from vllm.ampere.checkpoint.documents import INDEX
@@ -58,6 +60,25 @@ class TableLocation:
     @property
     def row_bytes(self) -> int:
         return self.dim * self.dtype.itemsize
+
+    @property
+    def paths(self) -> list[Path]:
+        """Its files, each once."""
+        return list(dict.fromkeys(shard.path for shard in self.shards))
+
+    def place(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where rows are: int64 ``ids`` of the table -> index into ``paths`` and byte offset, int64 each."""
+        starts, offsets, files = self._index
+        shard = np.searchsorted(starts, ids, side="right") - 1
+        return files[shard], offsets[shard] + (ids - starts[shard]) * self.row_bytes
+
+    @cached_property
+    def _index(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of every shard: its first row, its offset, its file."""
+        number = {path: index for index, path in enumerate(self.paths)}
+        starts = np.cumsum([0, *(shard.rows for shard in self.shards[:-1])], dtype=np.int64)
+        offsets = np.array([shard.offset for shard in self.shards], dtype=np.int64)
+        return starts, offsets, np.array([number[shard.path] for shard in self.shards], dtype=np.int64)
 
 
 @dataclass(frozen=True)

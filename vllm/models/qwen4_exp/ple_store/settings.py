@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When ``--engram-config host_file_gather`` is on, and what it does not go with."""
+"""Which store ``--engram-config`` asks for, and what reading rows from files does not go with.
 
+host_file_path     one flat file (``flat/``); turns host_file_gather on
+host_file_gather   otherwise the checkpoint's shards
+cpu_offload        otherwise upstream's table in pinned memory, else on the device
+"""
+
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm.ampere.checkpoint.config import ARCHITECTURES
@@ -10,11 +17,14 @@ from vllm.utils.platform_utils import is_pin_memory_available
 from .errors import HostFileGatherRefused
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import EngramConfig, ModelConfig, VllmConfig
 
 # Those that read the checkpoint's own safetensors files tensor by tensor.  ``dummy``
 # reads nothing, and only needs the table's files to exist.
 _LOAD_FORMATS = ("auto", "hf", "safetensors", "dummy")
+
+#: What host_file_path was called in the fork that had it first.
+PATH_VARIABLE = "VLLM_PLE_MMAP_PATH"
 
 _TURN_OFF = (
     "Without pinned memory the other home of the table is ordinary memory, all of it: "
@@ -38,6 +48,7 @@ def resolve_host_file_gather(vllm_config: "VllmConfig", model_config: "ModelConf
     """
     engram = vllm_config.engram_config
     has_store = _has_store(model_config)
+    _resolve_path(engram, has_store)
     cannot_pin = engram.cpu_offload and not is_pin_memory_available()
     if engram.host_file_gather is None:
         engram.host_file_gather = has_store and cannot_pin
@@ -56,6 +67,38 @@ def resolve_host_file_gather(vllm_config: "VllmConfig", model_config: "ModelConf
             "Leave host_file_gather out to read rows from the checkpoint's files, or "
             "add cpu_offload=False to hold the table in ordinary memory.",
         )
+
+
+def _resolve_path(engram: "EngramConfig", has_store: bool) -> None:
+    """Take the flat file's name from the environment if need be; it means that rows are read from files."""
+    named = os.environ.get(PATH_VARIABLE) or None
+    if named and has_store:
+        if engram.host_file_path and engram.host_file_path != named:
+            raise HostFileGatherRefused(
+                PATH_VARIABLE,
+                named,
+                f"and host_file_path={engram.host_file_path!r} differ.",
+                "Leave one of the two out.",
+            )
+        engram.host_file_path = named
+    if not engram.host_file_path:
+        return
+    if engram.host_file_gather is False:
+        raise HostFileGatherRefused(
+            "host_file_path",
+            engram.host_file_path,
+            "is a file to read rows from, and host_file_gather=False reads none.",
+            "Leave one of the two out.",
+        )
+    path = Path(engram.host_file_path)
+    if not path.is_file() and not path.with_name(path.name + ".partial").is_file():
+        raise HostFileGatherRefused(
+            "host_file_path",
+            engram.host_file_path,
+            "is no file.",
+            f"Write it first: vllm ampere flatten-ple CHECKPOINT {engram.host_file_path}",
+        )
+    engram.host_file_gather = True
 
 
 def _has_store(model_config: "ModelConfig") -> bool:

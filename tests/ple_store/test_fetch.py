@@ -1,0 +1,93 @@
+"""Rows read ahead are the same rows, whoever they were meant for."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from vllm.models.qwen4_exp.ple_store.counters import Counters
+from vllm.models.qwen4_exp.ple_store.errors import RowReadFailed
+from vllm.models.qwen4_exp.ple_store.fetch import RowFetcher
+from vllm.models.qwen4_exp.ple_store.reader import TableReader
+
+ROWS = 1000
+
+
+@pytest.fixture
+def made(write_table):
+    """A fetcher, and the table's rows as bytes."""
+    written = write_table(rows=ROWS, dim=8)
+    counters = Counters()
+    fetcher = RowFetcher(TableReader(written.table(), counters=counters), counters)
+    yield fetcher, written.values.contiguous().view(torch.uint8)
+    fetcher.close()
+
+
+def ids_of(seed: int, shape=(20, 4)) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, ROWS, shape)
+
+
+@pytest.mark.parametrize("share", [0, 0.3, 1])
+def test_with_any_part_read_ahead(made, share):
+    fetcher, values = made
+    for seed in range(20):
+        ids = ids_of(seed)
+        ahead = np.concatenate((ids.ravel()[: int(ids.size * share)], ids_of(seed + 100).ravel()))
+        fetcher.read_ahead(ahead)
+        fetcher._ahead.records.result()
+        assert torch.equal(fetcher.fetch(ids), values[ids])
+    assert fetcher.counters.ahead_rows > (0 if share else -1)
+
+
+def test_nothing_ahead_and_nothing_wanted(made):
+    fetcher, values = made
+    fetcher.read_ahead(np.empty((0, 4), dtype=np.int64))
+    assert torch.equal(fetcher.fetch(ids_of(1)), values[ids_of(1)])
+    assert fetcher.fetch(np.empty((0, 4), dtype=np.int64)).shape == (0, 4, 16)
+
+
+def test_another_step_does_not_wait_for_a_long_chunk(made, monkeypatch):
+    fetcher, values = made
+    read, go, caller = fetcher.store.read, threading.Event(), threading.get_ident()
+
+    def slow(wanted):
+        # Only the other thread is held up.
+        assert threading.get_ident() == caller or go.wait(20)
+        return read(wanted)
+
+    monkeypatch.setattr(fetcher.store, "read", slow)
+    chunk = ids_of(0, (200, 4))
+    fetcher.read_ahead(chunk)
+    while fetcher._ahead.numbers is None:
+        pass
+    others = np.setdiff1d(np.arange(ROWS), chunk)[:16].reshape(4, 4)
+    assert torch.equal(fetcher.fetch(others), values[others])
+    assert not fetcher._ahead.records.done() and fetcher.counters.ahead_rows == 0
+    threading.Timer(0.1, go.set).start()
+    assert torch.equal(fetcher.fetch(chunk), values[chunk])
+    assert fetcher.counters.ahead_rows == len(np.unique(chunk))
+
+
+def test_what_could_not_be_read_ahead_is_read_again(made, monkeypatch):
+    fetcher, values = made
+    read = fetcher.store.read
+    monkeypatch.setattr(fetcher.store, "read", lambda wanted: (_ for _ in ()).throw(RowReadFailed("f", 1, 0)))
+    fetcher.read_ahead(ids_of(3))
+    assert fetcher._ahead.records.result() is None
+    with pytest.raises(RowReadFailed):
+        fetcher.fetch(ids_of(3))
+    monkeypatch.setattr(fetcher.store, "read", read)
+    assert torch.equal(fetcher.fetch(ids_of(3)), values[ids_of(3)])
+
+
+def test_what_is_counted(made):
+    fetcher, _ = made
+    ids = np.array([[1, 1, 7, 9], [1, 7, 500, 500]])
+    fetcher.fetch(ids)
+    fetcher.fetch(ids)
+    counted = fetcher.counters.snapshot()
+    assert (counted["steps"], counted["rows"], counted["unique_rows"]) == (2, 16, 8)
+    assert counted["requested_bytes"] == 8 * 16
+    assert counted["row_wait_seconds"] > 0
+    assert counted["cached_reads"] + counted["missed_reads"] in (8, 0)  # 0 where the kernel does not tell

@@ -1,0 +1,150 @@
+"""Batches of reads: what is cached and what is not, many at a time, and what went wrong with which."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+from vllm.models.qwen4_exp.ple_store.reads import ReadPool, Spans, aio, pool
+from vllm.models.qwen4_exp.ple_store.reads.aio import AioQueue, AioUnavailable
+from vllm.models.qwen4_exp.ple_store.reads.plain import PlainQueue
+from vllm.models.qwen4_exp.ple_store.reads.spans import PAGE, coalesce
+
+PAGES = 3000
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """A descriptor, and its bytes."""
+    path = tmp_path_factory.mktemp("reads") / "file"
+    content = np.random.default_rng(0).integers(0, 256, PAGES * PAGE, dtype=np.uint8)
+    path.write_bytes(content.tobytes())
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    yield descriptor, content
+    os.close(descriptor)
+
+
+@pytest.fixture(params=[AioQueue, PlainQueue])
+def queue(request):
+    return request.param()
+
+
+def spans_of(descriptor: int, pages: np.ndarray, size: int = 320) -> Spans:
+    return coalesce(np.full(len(pages), descriptor), pages.astype(np.int64) * PAGE, size)[0]
+
+
+def drop(descriptor: int) -> None:
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def tells(descriptor: int) -> bool:
+    """Whether this file system says what is cached, and lets go of it; memory file systems do not."""
+    drop(descriptor)
+    target = np.empty(320, dtype=np.uint8)
+    return PlainQueue().read(spans_of(descriptor, np.array([7])), target, nowait=True)[0] == -errno.EAGAIN
+
+
+@pytest.mark.parametrize("count", [1, 16, 700, 2500])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_every_span(file, queue, count, threads):
+    descriptor, content = file
+    pages = np.sort(np.random.default_rng(count).choice(PAGES, count, replace=False))
+    spans = spans_of(descriptor, pages)
+    target = np.zeros(count * 320, dtype=np.uint8)
+    reader = ReadPool(queue, threads)
+    outcome = reader.read(spans, target)
+    assert (outcome.results == spans.size).all()
+    assert np.array_equal(target.reshape(count, 320), content.reshape(PAGES, PAGE)[pages, :320])
+    reader.close()
+
+
+def test_what_is_cached(file, queue):
+    descriptor, content = file
+    if not tells(descriptor):
+        pytest.skip("this file system does not tell")
+    drop(descriptor)
+    hot, all_ = np.array([3, 500, 900]), np.array([3, 4, 500, 700, 900])
+    target = np.zeros(5 * 320, dtype=np.uint8)
+    reader = ReadPool(queue)
+    reader.read(spans_of(descriptor, hot), target)
+    outcome = reader.read(spans_of(descriptor, all_), target)
+    assert outcome.cached.tolist() == [True, False, True, False, True]
+    assert outcome.disk_bytes == 2 * PAGE
+    assert np.array_equal(target.reshape(5, 320), content.reshape(PAGES, PAGE)[all_, :320])
+    assert reader.read(spans_of(descriptor, all_), target).cached.all()
+
+
+def test_what_was_read_from_the_disk_is_what_is_counted(file, queue):
+    """The kernel's own count, of this process: no readahead, no page twice."""
+    descriptor, _ = file
+    if not tells(descriptor):
+        pytest.skip("this file system does not tell")
+    drop(descriptor)
+    pages = np.arange(0, PAGES, 5)
+    before = disk_bytes()
+    outcome = ReadPool(queue, 1).read(spans_of(descriptor, pages), np.zeros(len(pages) * 320, dtype=np.uint8))
+    assert outcome.disk_bytes == len(pages) * PAGE
+    assert disk_bytes() - before == len(pages) * PAGE
+
+
+def disk_bytes() -> int:
+    fields = dict(line.split(": ") for line in open("/proc/self/io").read().splitlines())
+    return int(fields["read_bytes"])
+
+
+def test_a_file_system_that_does_not_tell(file, monkeypatch):
+    descriptor, content = file
+    queue = PlainQueue()
+    real = queue.read
+    monkeypatch.setattr(
+        queue,
+        "read",
+        lambda spans, target, nowait: np.full(len(spans), -errno.EOPNOTSUPP) if nowait else real(spans, target, nowait),
+    )
+    target = np.zeros(2 * 320, dtype=np.uint8)
+    outcome = ReadPool(queue).read(spans_of(descriptor, np.array([1, 2])), target)
+    assert outcome.cached is None and outcome.disk_bytes == 0 and (outcome.results == 320).all()
+    assert np.array_equal(target.reshape(2, 320), content.reshape(PAGES, PAGE)[1:3, :320])
+
+
+def test_errors_are_those_of_their_spans(file, queue):
+    """A closed descriptor in the middle of a batch, and a span behind the end of the file."""
+    descriptor, content = file
+    closed = os.dup(descriptor)
+    os.close(closed)
+    fd = np.array([descriptor, closed, descriptor, closed, descriptor])
+    offset = np.array([0, PAGE, 2 * PAGE, 3 * PAGE, PAGES * PAGE - 100])
+    spans = Spans(fd, offset, np.full(5, 320), np.arange(5) * 320)
+    target = np.zeros(5 * 320, dtype=np.uint8)
+    results = ReadPool(queue).read(spans, target).results
+    assert results.tolist() == [320, -errno.EBADF, 320, -errno.EBADF, 100]
+    assert np.array_equal(target[:320], content[:320]) and np.array_equal(target[640:960], content[2 * PAGE :][:320])
+
+
+def test_without_the_kernels_batches(monkeypatch, file):
+    def refuse(*_):
+        raise AioUnavailable(errno.EPERM, "not here")
+
+    monkeypatch.setattr(pool, "AioQueue", refuse)
+    assert isinstance(ReadPool().queue, PlainQueue)
+    monkeypatch.setattr(aio.platform, "machine", lambda: "riscv64")
+    with pytest.raises(AioUnavailable, match="riscv64"):
+        AioQueue()
+
+
+def test_neighbours_on_disk_are_one_span():
+    fd = np.array([5, 5, 5, 6, 6, 5])
+    offset = np.array([0, 10, 30, 40, 50, 60])
+    spans, first = coalesce(fd, offset, 10)
+    assert spans.size.tolist() == [20, 10, 20, 10] and spans.start.tolist() == [0, 20, 30, 50]
+    assert first.tolist() == [0, 2, 3, 5, 6]
+    assert len(coalesce(fd[:0], offset[:0], 10)[0]) == 0
+
+
+def test_pages_are_counted_once():
+    spans = Spans(np.array([3, 3, 3, 4]), np.array([0, 100, 4000, 4000]), np.array([10, 10, 200, 10]), np.zeros(4))
+    assert spans.pages.tolist() == [1, 1, 2, 1]
+    assert pool._pages(spans) == 3  # the first two spans share theirs, the third has one of its own, the fourth too
