@@ -1,25 +1,30 @@
 """Many users on two pipeline stages with decode graphs: every greedy token is what one stage gives.
 
-    python benchmarks/pp_stress.py MODEL OUT SECONDS
+    python benchmarks/pp_stress.py MODEL OUT SECONDS [--seed N] [--reference FILE] [--near-tie NATS]
 
-One GPU first answers a pool of prompts alone, one stage, eager.  Then two GPUs serve them as two stages with graphs
-for SECONDS, to one to eight users at once whose number changes every ten seconds.  A fifth of the requests is aborted
-somewhere.  Tokens are compared up to the first choice that rounding may turn; aborted answers as far as they came.
-MODEL is what `benchmarks/gpu_parity.py prepare` writes.
+One GPU first answers a pool of prompts alone, one stage, eager, unless FILE has the answers of such a run on the same
+kind of GPU.  Then two GPUs serve them as two stages with graphs for SECONDS, to one to eight users at once whose number
+changes every ten seconds.  A fifth of the requests is aborted somewhere.  Tokens are compared up to the first choice that
+rounding may turn; aborted answers as far as they came.  OUT is written every half minute, so that a run which is cut off
+still says how far it came.  MODEL is what `benchmarks/gpu_parity.py prepare` writes.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 POOL, MOST_USERS, CHANGE_SECONDS, ABORTED = 48, 8, 10.0, 0.2
-#: A choice closer than this (natural log) may turn with the batch that it is computed in.
+WRITE_SECONDS = 30.0
+#: A choice closer than this (natural log) may turn with the batch that it is computed in.  On a CPU log-probabilities of
+#: bfloat16 move by up to 0.24 (tests/e2e), two of them against each other by twice that: say `--near-tie 0.5` there.
 NEAR_TIE = 0.25
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8]}
 
@@ -58,7 +63,7 @@ def ask(llm, name: str, job: dict, logprobs: int | None = None) -> None:
 
 
 def reference(model: str, out: Path) -> None:
-    """Each prompt alone: its tokens, and how many come before the first near tie."""
+    """Each prompt alone: its tokens, and by how much each was ahead of the next best."""
     llm = engine(model, 1, enforce_eager=True)
     answers = []
     for number, job in enumerate(pool()):
@@ -70,18 +75,41 @@ def reference(model: str, out: Path) -> None:
         gaps = []
         for choices in answer.logprobs:
             best = sorted((choice.logprob for choice in choices.values()), reverse=True)
-            gaps.append(best[0] - best[1])
-        decided = next((i for i, gap in enumerate(gaps) if gap < NEAR_TIE), len(gaps))
-        answers.append({"tokens": list(answer.token_ids), "decided": decided})
+            gaps.append(round(best[0] - best[1], 3))
+        answers.append({"tokens": list(answer.token_ids), "gaps": gaps})
     out.write_text(json.dumps(answers))
 
 
-def stress(model: str, answers: list[dict], seconds: float) -> dict:
+def decided(answer: dict, near_tie: float) -> int:
+    """Tokens before the first choice that was closer."""
+    return next((i for i, gap in enumerate(answer["gaps"]) if gap < near_tie), len(answer["gaps"]))
+
+
+def stress(model: str, answers: list[dict], seconds: float, seed: int, near_tie: float) -> Iterator[dict]:
+    """What was seen so far, every WRITE_SECONDS and at the end."""
     llm = engine(model, 2, compilation_config=GRAPHS)
-    jobs, dice = pool(), random.Random(1)
+    jobs, dice = pool(), random.Random(seed)
     running: dict[str, tuple[int, int | None]] = {}  # request -> its job, and after how many tokens to abort it
-    counts, users_seen, wrong = Counter(), Counter(), []
-    users, started, changed, number = 1, time.time(), time.time(), 0
+    counts, users_seen = Counter(), Counter()
+    # (job, position of the first other token, by how much it was ahead) -> requests. A choice that rounding turned comes
+    # back at one position of one job; tokens that got lost would be anywhere.
+    wrong: Counter[tuple[int, int, float]] = Counter()
+    certain = [decided(answer, near_tie) for answer in answers]
+    users, started, changed, written, number = 1, time.time(), time.time(), time.time(), 0
+
+    def so_far() -> dict:
+        return {
+            "seconds": round(time.time() - started, 1),
+            "seed": seed,
+            **counts,
+            "steps by users": dict(sorted(users_seen.items())),
+            "answers that differ": wrong.total(),
+            "differences": [
+                {"job": job, "position": at, "ahead": ahead, "requests": number}
+                for (job, at, ahead), number in wrong.most_common()
+            ],
+        }
+
     while time.time() - started < seconds or running:
         if time.time() - changed > CHANGE_SECONDS:
             users, changed = dice.randint(1, MOST_USERS), time.time()
@@ -91,6 +119,9 @@ def stress(model: str, answers: list[dict], seconds: float) -> dict:
             running[str(number)] = (job, abort)
             ask(llm, str(number), jobs[job])
         users_seen[len(running)] += 1
+        if time.time() - written > WRITE_SECONDS:
+            written = time.time()
+            yield so_far()
         for output in llm.step():
             if output.request_id not in running:
                 continue
@@ -102,35 +133,42 @@ def stress(model: str, answers: list[dict], seconds: float) -> dict:
                 llm.abort_request([output.request_id])
             counts["aborted" if not output.finished else "finished"] += 1
             del running[output.request_id]
-            compared = min(len(tokens), answers[job]["decided"])
+            compared = min(len(tokens), certain[job])
             counts["tokens compared"] += compared
             counts["tokens served"] += len(tokens)
-            if tokens[:compared] != answers[job]["tokens"][:compared]:
-                wrong.append({"request": output.request_id, "job": job, "users": len(running) + 1, "tokens": tokens})
-    return {
-        "seconds": round(time.time() - started, 1),
-        **counts,
-        "steps by users": dict(sorted(users_seen.items())),
-        "answers that differ": len(wrong),
-        "first differences": wrong[:3],
-    }
+            wanted = answers[job]["tokens"]
+            for at in range(compared):
+                if tokens[at] != wanted[at]:
+                    wrong[job, at, answers[job]["gaps"][at]] += 1
+                    break
+    yield so_far()
 
 
 def main() -> int:
-    model, out, seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
-    answers = out.with_suffix(".reference")
-    if len(sys.argv) > 4:
-        reference(model, answers)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("--seed", type=int, default=1, help="another order of the same prompts (default: 1)")
+    parser.add_argument("--reference", type=Path, help="answers of one stage; made if the file is not there")
+    parser.add_argument("--near-tie", type=float, default=NEAR_TIE, help=f"in nats (default: {NEAR_TIE})")
+    parser.add_argument("--only-reference", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    answers = asked.reference or asked.out.with_suffix(".reference")
+    if asked.only_reference:
+        reference(asked.model, answers)
         return 0
-    # In a process of its own, so that its GPU memory is free again.
-    subprocess.run([sys.executable, __file__, *sys.argv[1:], "reference"], check=True)
+    if not answers.exists():
+        # In a process of its own, so that its GPU memory is free again.
+        again = [asked.model, str(asked.out), "0", "--reference", str(answers), "--only-reference"]
+        subprocess.run([sys.executable, __file__, *again], check=True)
     wanted = json.loads(answers.read_text())
-    result = stress(model, wanted, seconds)
-    result["answers in the pool"] = {
-        "decided to the end": sum(a["decided"] == len(a["tokens"]) for a in wanted),
-        "of": POOL,
-    }
-    out.write_text(json.dumps(result, indent=1))
+    whole = sum(decided(answer, asked.near_tie) == len(answer["tokens"]) for answer in wanted)
+    result = {}
+    for result in stress(asked.model, wanted, asked.seconds, asked.seed, asked.near_tie):
+        result["near tie"] = asked.near_tie
+        result["answers in the pool"] = {"decided to the end": whole, "of": POOL}
+        asked.out.write_text(json.dumps(result, indent=1))
     print(json.dumps(result)[:3000])
     return 1 if result["answers that differ"] else 0
 
