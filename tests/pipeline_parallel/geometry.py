@@ -1,7 +1,7 @@
 """The real model's numbers, as the planner sees them: layer kinds, cache specs, no weights.
 
-Every layer's spec is what its own `get_kv_cache_spec` returns for BF16 at TP=1 without speculation, written
-out because the classes that own those methods cannot be built without a model.
+Every layer's spec is what its own `get_kv_cache_spec` returns at TP=1 without speculation, as the layer's backend
+adjusts it, written out because the classes that own those methods cannot be built without a model.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import torch
 from transformers import Qwen4ExpTextConfig
 
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator
+from vllm.models.qwen4_exp.common.qsa_cache import QSAStateBackend
+from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
     CircularBufferSpec,
@@ -19,6 +21,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     MambaSpec,
     MLAAttentionSpec,
+    get_kv_quant_mode,
 )
 
 # Block alignment's outcome for BF16 K/V: the smallest multiple of 16 tokens whose 2048 B a token cover a GDN state.
@@ -61,12 +64,31 @@ def text_config(**changes) -> Qwen4ExpTextConfig:
 
 
 @dataclass(frozen=True)
+class KV:
+    """How K/V and index keys are kept: `--kv-cache-dtype`, layers that it skips, the dtype of index keys."""
+
+    cache_dtype: str = "auto"
+    skipped: tuple[int, ...] = ()
+    index_keys: torch.dtype = torch.bfloat16
+
+    def of_layer(self, layer: int) -> str:
+        return "auto" if layer in self.skipped else self.cache_dtype
+
+
+BF16 = KV()
+
+
+@dataclass(frozen=True)
 class Sizes:
     """What block alignment left in a worker's CacheConfig; tokens, tokens, bytes."""
 
     block: int = BLOCK
     mamba_block: int = CONTEXT
     padded_page: int | None = PADDED_PAGE
+
+
+#: What alignment leaves for BF16.
+ALIGNED = Sizes()
 
 
 def gdn_spec(config: Qwen4ExpTextConfig, sizes: Sizes = Sizes(), mode: str = "none") -> MambaSpec:
@@ -104,21 +126,25 @@ def ple_spec(config: Qwen4ExpTextConfig, sizes: Sizes = Sizes(), mode: str = "no
     )
 
 
-def qsa_specs(config: Qwen4ExpTextConfig, layer: int, sizes: Sizes = Sizes()) -> dict[str, KVCacheSpec]:
+def qsa_specs(config: Qwen4ExpTextConfig, layer: int, sizes: Sizes = Sizes(), kv: KV = BF16) -> dict[str, KVCacheSpec]:
     """The three caches of a sparse layer, in the order in which the layer registers them."""
     attention = f"model.layers.{layer}.self_attn"
+    cache_dtype = kv.of_layer(layer)
     ratio, width = config.indexer_compress_ratio, config.indexer_head_dim
     ring = CircularBufferSpec(block_size=ratio, num_kv_heads=1, head_size=width, head_size_v=0, dtype=torch.bfloat16)
     keys = MLAAttentionSpec(
-        block_size=sizes.block, num_kv_heads=1, head_size=width, dtype=torch.bfloat16, tokens_per_state=ratio
+        block_size=sizes.block, num_kv_heads=1, head_size=width, dtype=kv.index_keys, tokens_per_state=ratio
     )
     main = FullAttentionSpec(
         block_size=sizes.block,
         num_kv_heads=config.num_key_value_heads,
         head_size=config.head_dim,
         head_size_v=config.head_dim,
-        dtype=torch.bfloat16,
+        dtype=torch.bfloat16 if cache_dtype == "auto" else STR_DTYPE_TO_TORCH_DTYPE[cache_dtype],
+        kv_quant_mode=get_kv_quant_mode(cache_dtype),
     )
+    # The side caches' backend has the pages of the main one, whose module needs a GPU build to import.
+    main = QSAStateBackend.customize_spec(main)
     return {
         f"{attention}.indexer.raw_key_cache": ring,
         f"{attention}.indexer.compressed_key_cache": keys,
@@ -127,7 +153,7 @@ def qsa_specs(config: Qwen4ExpTextConfig, layer: int, sizes: Sizes = Sizes()) ->
 
 
 def layer_specs(
-    config: Qwen4ExpTextConfig, layers: range, sizes: Sizes = Sizes(), mode: str = "none"
+    config: Qwen4ExpTextConfig, layers: range, sizes: Sizes = Sizes(), mode: str = "none", kv: KV = BF16
 ) -> dict[str, KVCacheSpec]:
     """Cache specs of one stage by layer name, as its worker reports them."""
     specs: dict[str, KVCacheSpec] = {}
@@ -137,7 +163,7 @@ def layer_specs(
         if config.layer_types[layer] == "linear_attention":
             specs[f"model.layers.{layer}.linear_attn"] = gdn_spec(config, sizes, mode)
         else:
-            specs |= qsa_specs(config, layer, sizes)
+            specs |= qsa_specs(config, layer, sizes, kv)
     return specs
 
 

@@ -12,12 +12,12 @@ from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_ca
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 
-from .geometry import BLOCK, CONTEXT, layer_specs
+from .geometry import ALIGNED, BF16, BLOCK, CONTEXT, KV, Sizes, layer_specs
 
 
-def engine_config(pipeline_size: int, mode: str = "none") -> SimpleNamespace:
-    """What planning reads of a VllmConfig, for TP=1 and BF16. `mode` is the mamba cache mode."""
-    cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=mode == "align", mamba_cache_mode=mode)
+def engine_config(pipeline_size: int, mode: str = "none", block: int = BLOCK) -> SimpleNamespace:
+    """What planning reads of a VllmConfig, for TP=1. `mode` is the mamba cache mode, `block` in tokens."""
+    cache = CacheConfig(block_size=block, enable_prefix_caching=mode == "align", mamba_cache_mode=mode)
     cache.kv_cache_layout = "BLNHC"
     return SimpleNamespace(
         cache_config=cache,
@@ -42,11 +42,21 @@ def engine_config(pipeline_size: int, mode: str = "none") -> SimpleNamespace:
 class Plan:
     """The planner's result for one partition: stages, what each worker reports, and its cache config."""
 
-    def __init__(self, config: Qwen4ExpTextConfig, pipeline_size: int, partition: str | None, memory: int) -> None:
-        self.engine = engine_config(pipeline_size)
+    def __init__(
+        self,
+        config: Qwen4ExpTextConfig,
+        pipeline_size: int,
+        partition: str | None,
+        memory: int,
+        sizes: Sizes = ALIGNED,
+        kv: KV = BF16,
+    ) -> None:
+        self.engine = engine_config(pipeline_size, block=sizes.block)
         register_all_kvcache_specs(self.engine)
         self.stages: tuple[Stage, ...] = plan_stages(config, pipeline_size, partition=partition)
-        self.specs: list[dict[str, KVCacheSpec]] = [layer_specs(config, stage.layers) for stage in self.stages]
+        self.specs: list[dict[str, KVCacheSpec]] = [
+            layer_specs(config, stage.layers, sizes, kv=kv) for stage in self.stages
+        ]
         self.groups: list[KVCacheGroupSpec] = get_global_kv_cache_groups(self.engine, self.specs)
         self.workers: list[KVCacheConfig] = get_kv_cache_configs(
             self.engine, self.specs, [memory] * pipeline_size, self.groups

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 
+import vllm.config.vllm as config_module
 from vllm.config import CacheConfig
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.models import ModelRegistry
 from vllm.models.qwen4_exp.common.qsa_cache import QSAStateBackend
 from vllm.models.qwen4_exp.stages import Stage
+from vllm.platforms.interface import Platform
 from vllm.v1.attention.backend import AttentionBackend, MultipleOf
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionBackend
 from vllm.v1.attention.backends.short_conv_attn import ShortConvAttentionBackend
 
-from .geometry import CONTEXT, Sizes, gdn_spec, layer_specs, ple_spec, text_config
+from .geometry import BF16, CONTEXT, KV, Sizes, gdn_spec, layer_specs, ple_spec, text_config
 
 
 class SparseBackend(AttentionBackend):
@@ -70,13 +76,18 @@ class Model:
         return gdn_spec(config, unpadded), ple_spec(config, unpadded)
 
 
-def worker_config(stage: Stage, pipeline_size: int, mode: str) -> SimpleNamespace:
+def worker_config(stage: Stage, pipeline_size: int, mode: str, kv: KV = BF16) -> SimpleNamespace:
     """What alignment reads of the VllmConfig in the worker of `stage`, before it ran.
 
     `mode` is "align" with prefix caching and "none" without; the mamba block starts as upstream sets it then.
     """
     caching = mode == "align"
-    cache = CacheConfig(enable_prefix_caching=caching, mamba_cache_mode=mode)
+    cache = CacheConfig(
+        enable_prefix_caching=caching,
+        mamba_cache_mode=mode,
+        cache_dtype=kv.cache_dtype,
+        kv_cache_dtype_skip_layers=list(map(str, kv.skipped)),
+    )
     cache.mamba_block_size = cache.block_size if caching else CONTEXT
     layers = {name: Layer(backend_of(name)) for name in layer_specs(text_config(), stage.layers)}
     return SimpleNamespace(
@@ -92,3 +103,26 @@ def worker_config(stage: Stage, pipeline_size: int, mode: str) -> SimpleNamespac
         parallel_config=SimpleNamespace(pipeline_parallel_size=pipeline_size),
         compilation_config=SimpleNamespace(static_forward_context=layers),
     )
+
+
+@contextlib.contextmanager
+def alignment_without_a_model() -> Iterator[None]:
+    """Upstream's alignment asks for a model class and a current configuration; here it gets stand-ins."""
+
+    def resolved(architecture, model_config):
+        return Model, architecture
+
+    with (
+        mock.patch.object(ModelRegistry, "resolve_model_cls", resolved),
+        mock.patch.object(config_module, "set_current_vllm_config", lambda vllm_config: contextlib.nullcontext()),
+    ):
+        yield
+
+
+def aligned_configs(stages: Sequence[Stage], mode: str = "none", kv: KV = BF16) -> list[SimpleNamespace]:
+    """The workers' configurations after upstream's own alignment, with the defaults of a GPU platform."""
+    configs = [worker_config(stage, len(stages), mode, kv) for stage in stages]
+    with alignment_without_a_model():
+        for config in configs:
+            Platform.update_block_size_for_backend(config)
+    return configs

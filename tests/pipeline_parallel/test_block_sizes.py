@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import SimpleNamespace
 
 import pytest
 
-import vllm.config.vllm as config_module
 import vllm.v1.worker.stage_block_sizes as exchange
-from vllm.model_executor.models import ModelRegistry
 from vllm.models.qwen4_exp.stages import plan_stages
 from vllm.platforms.interface import Platform
 from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
@@ -27,7 +24,7 @@ from vllm.v1.worker.stage_block_sizes import (
 
 from .geometry import BLOCK, CONTEXT, PADDED_PAGE, Sizes, layer_specs, text_config
 from .planner import engine_config
-from .stage_platform import Model, worker_config
+from .stage_platform import aligned_configs, alignment_without_a_model, worker_config
 
 PARTITION = "2,16,16,14"
 MODES = ["none", "align"]
@@ -36,20 +33,14 @@ MODES = ["none", "align"]
 @pytest.fixture
 def aligned(monkeypatch):
     """Workers of every stage after upstream's own alignment, with the defaults of a GPU platform."""
-    monkeypatch.setattr(ModelRegistry, "resolve_model_cls", lambda architecture, model_config: (Model, architecture))
-    monkeypatch.setattr(config_module, "set_current_vllm_config", lambda vllm_config: contextlib.nullcontext())
     monkeypatch.setattr(exchange, "current_platform", Platform)
 
     def workers(partition: str | None, pipeline_size: int, mode: str):
-        configs = [
-            worker_config(stage, pipeline_size, mode)
-            for stage in plan_stages(text_config(), pipeline_size, partition=partition)
-        ]
-        for config in configs:
-            Platform.update_block_size_for_backend(config)
-        return configs
+        return aligned_configs(plan_stages(text_config(), pipeline_size, partition=partition), mode)
 
-    return workers
+    # For the workers that a test aligns itself.
+    with alignment_without_a_model():
+        yield workers
 
 
 def sizes_of(configs) -> list[BlockSizes]:

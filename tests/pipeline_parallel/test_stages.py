@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import vllm.models.qwen4_exp.stages as stages_module
+from vllm.config import CacheConfig
 from vllm.config.switches import SwitchNotBoolean
 from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.models.config import (
@@ -35,7 +36,7 @@ def engine_config(pipeline_size: int, hf_config=None, multimodal=None, prefix_ca
             enable_dbo=False,
             ubatch_size=0,
         ),
-        cache_config=SimpleNamespace(enable_prefix_caching=prefix_caching),
+        cache_config=CacheConfig(enable_prefix_caching=prefix_caching),
         scheduler_config=SimpleNamespace(scheduler_cls=None),
         additional_config={},
         speculative_config=None,

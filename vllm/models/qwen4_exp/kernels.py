@@ -45,12 +45,14 @@ def __getattr__(name: str) -> Any:
 
 
 def attention_impl(gpu_impl: type) -> type:
-    """The class that writes K/V and attends: ``gpu_impl``, or the CPU's own."""
-    if not current_platform.is_cpu():
-        return gpu_impl
-    from .cpu.qsa.impl import CpuQSAImpl
+    """The class that writes K/V and attends: a subclass of ``gpu_impl``, or the CPU's own."""
+    if current_platform.is_cpu():
+        from .cpu.qsa.impl import CpuQSAImpl
 
-    return CpuQSAImpl
+        return CpuQSAImpl
+    from .compact_kv.impl import own_impl
+
+    return own_impl(gpu_impl)
 
 
 def rotate(rotary_emb: Any) -> Any:

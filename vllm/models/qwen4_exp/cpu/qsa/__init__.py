@@ -9,10 +9,10 @@ compressed key per group.  A query scores all complete groups, keeps the best
     compress.py   ring, group means, cache rows
     select.py     scores, the best groups, their tokens
     attention.py  grouped-query attention over the selected rows
-    impl.py       what the attention layer calls: K/V writes and the above
+    write.py      K/V into their slots, quantized
+    impl.py       what the attention layer calls: the write and the attention
 """
 
-from .attention import qsa_sparse_paged_attention
 from .compress import (
     gemma_rmsnorm,
     qsa_compress_groups_with_ratio,
@@ -30,6 +30,5 @@ __all__ = [
     "qsa_compress_groups_with_ratio",
     "qsa_select_paged_decode",
     "qsa_select_paged_prefill",
-    "qsa_sparse_paged_attention",
     "qsa_store_cache_rows",
 ]

@@ -7,58 +7,59 @@ import torch
 _PASS_BYTES = 64 << 20
 
 
-def _dequantized(cache: torch.Tensor) -> torch.Tensor:
-    """e4m3 caches are stored as bytes; everything else is a float already."""
-    return cache.view(torch.float8_e4m3fn) if cache.dtype == torch.uint8 else cache
+def _rows(cache: torch.Tensor, scales: torch.Tensor | None, at: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Rows of a cache as float32 ``[rows, kv_heads, selected, width]``, by block and offset ``[rows, selected]``."""
+    rows = cache[at]
+    # e4m3 is stored as bytes.
+    rows = rows.view(torch.float8_e4m3fn).float() if rows.dtype == torch.uint8 else rows.float()
+    if scales is not None:
+        rows = rows * scales[at].unsqueeze(-1)
+    return rows.transpose(1, 2)
 
 
-def qsa_sparse_paged_attention(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, logical_indices: torch.Tensor,
-    block_table: torch.Tensor, token_to_req: torch.Tensor, use_prefill_config: bool,
-    out: torch.Tensor | None = None, k_scale: float | None = None, v_scale: float | None = None, *,
-    output_gate: torch.Tensor
+def sparse_paged_attention(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selected: torch.Tensor, block_table: torch.Tensor,
+    token_to_req: torch.Tensor, out: torch.Tensor, *, output_gate: torch.Tensor, key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None, k_scale: float = 1.0, v_scale: float = 1.0, prefill: bool = True
 ) -> torch.Tensor:
     """Softmax attention over selected tokens, then the sigmoid output gate.
 
     Args:
         q: ``[rows, heads, width]``.
-        k_cache, v_cache: ``[blocks, block_size, kv_heads, width]``: bf16, e4m3, or
-            e4m3 bytes as uint8.
-        logical_indices: ``[rows, selected + 1]`` int32 positions in the request,
-            packed to the left; the last column is how many there are.
+        keys, values: ``[blocks, block_size, kv_heads, width]``: bf16, int8, or e4m3 bytes as uint8.
+        selected: ``[rows, most + 1]`` int32 positions in the request, packed to the left; the last column is how many
+            there are.
         block_table: ``[requests, blocks per request]``.
         token_to_req: ``[rows]``.
-        use_prefill_config: picks a tile table in the kernel; no effect here.
-        out: ``[rows, heads, width]``, written and returned; None makes a new one.
-        k_scale, v_scale: of an e4m3 cache; one where None.
+        out: ``[rows, heads, width]``, written and returned.
         output_gate: values for ``[rows, heads, width]``, before the sigmoid.
+        key_scales, value_scales: ``[blocks, block_size, kv_heads]`` float32, of each row; None where rows have none.
+        k_scale, v_scale: of all of them.
+        prefill: picks tiles in the kernel; no effect here.
 
     Rows without a selected token come out as zeros.
 
     """
-    del use_prefill_config
+    del prefill
     rows, heads, width = q.shape
-    block_size, kv_heads = k_cache.shape[1:3]
+    block_size, kv_heads = keys.shape[1:3]
     if heads % kv_heads:
         raise ValueError(f"{heads} query heads do not divide over {kv_heads} K/V heads")
-    out = torch.empty_like(q) if out is None else out
     gate = torch.sigmoid(output_gate.reshape(q.shape).float())
-    scale = width**-0.5 * (1.0 if k_scale is None else k_scale)
-    keys, values = _dequantized(k_cache), _dequantized(v_cache)
-    counts = logical_indices[:, -1]
+    scale = width**-0.5 * k_scale
+    counts = selected[:, -1]
     most = int(counts.max()) if rows else 0
     per_row = max(1, most) * kv_heads * width * 2 * 4
     step = max(1, _PASS_BYTES // per_row)
     for begin in range(0, rows, step):
         part = slice(begin, min(rows, begin + step))
-        tokens = logical_indices[part, :most].long()
+        tokens = selected[part, :most].long()
         valid = torch.arange(most, device=q.device) < counts[part].unsqueeze(-1)
         tokens = torch.where(valid, tokens, 0)
         request = token_to_req[part].long().unsqueeze(-1)
         block = block_table[request, tokens // block_size].long()
-        # [rows, kv_heads, selected, width]
-        k = keys[block, tokens % block_size].float().transpose(1, 2)
-        v = values[block, tokens % block_size].float().transpose(1, 2)
+        k = _rows(keys, key_scales, (block, tokens % block_size))
+        v = _rows(values, value_scales, (block, tokens % block_size))
         query = q[part].float().unflatten(1, (kv_heads, -1))
         scores = query @ k.transpose(-1, -2) * scale
         scores = scores.masked_fill(~valid[:, None, None], -torch.inf)
@@ -66,7 +67,7 @@ def qsa_sparse_paged_attention(
         # A row that selects nothing gathers row 0 of the cache, which may hold
         # anything: 0 * NaN would leak it.
         v = v.masked_fill(~valid[:, None, :, None], 0.0)
-        mixed = (weights @ v).flatten(1, 2) * (1.0 if v_scale is None else v_scale)
+        mixed = (weights @ v).flatten(1, 2) * v_scale
         # The published model rounds before it gates.
         out[part] = (mixed.to(out.dtype).float() * gate[part]).to(out.dtype)
     return out

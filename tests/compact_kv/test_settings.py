@@ -1,0 +1,121 @@
+"""Every K/V setting that is not served is refused while the configuration is built, with the way out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.pipeline_parallel.geometry import text_config
+from vllm.config import CacheConfig
+from vllm.config.cache import KV_CACHE_DTYPES
+from vllm.models.qwen4_exp.compact_kv import settings
+from vllm.models.qwen4_exp.compact_kv.choice import UnknownKernels, chosen
+from vllm.models.qwen4_exp.compact_kv.settings import (
+    CheckpointKVScales,
+    KVCacheDtypeNotServed,
+    SkippedLayerWithoutKV,
+    check_kv_cache,
+    layers_with_kv,
+)
+from vllm.models.qwen4_exp.qsa.formats import CACHE_DTYPES
+
+
+def configured(cache_dtype="auto", skipped=(), quantization=None, additional=None):
+    """What the check reads of a VllmConfig."""
+    hf_config = SimpleNamespace(quantization_config=quantization) if quantization else SimpleNamespace()
+    return SimpleNamespace(
+        cache_config=CacheConfig(cache_dtype=cache_dtype, kv_cache_dtype_skip_layers=list(skipped)),
+        model_config=SimpleNamespace(hf_config=hf_config, hf_text_config=text_config()),
+        additional_config=additional or {},
+    )
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+def test_served_formats_pass(cache_dtype):
+    check_kv_cache(configured(cache_dtype, ["3", "47"]))
+
+
+@pytest.mark.parametrize("cache_dtype", [name for name in KV_CACHE_DTYPES if name not in CACHE_DTYPES])
+def test_every_other_format_of_upstream_is_refused(cache_dtype):
+    with pytest.raises(KVCacheDtypeNotServed) as refusal:
+        check_kv_cache(configured(cache_dtype))
+    said, way_out = str(refusal.value).split("; use ")
+    assert f"--kv-cache-dtype {cache_dtype} is not served" in said
+    assert any(served in way_out for served in CACHE_DTYPES[1:])
+
+
+@pytest.mark.parametrize(
+    ("cache_dtype", "instead"),
+    [
+        ("int4_per_token_head", "int8_per_token_head"),
+        ("nvfp4", "int8_per_token_head"),
+        ("fp8_per_token_head", "int8_per_token_head"),
+        ("fp8_e5m2", "fp8_e4m3"),
+        ("float16", "bfloat16"),
+    ],
+)
+def test_the_way_out_is_the_nearest_format(cache_dtype, instead):
+    with pytest.raises(KVCacheDtypeNotServed, match=f"; use {instead}"):
+        check_kv_cache(configured(cache_dtype))
+
+
+def test_layers_that_keep_kv():
+    assert layers_with_kv(text_config()) == [*range(3, 48, 4), 48]
+    assert layers_with_kv(text_config(mtp_num_hidden_layers=3))[-3:] == [48, 49, 50]
+
+
+@pytest.mark.parametrize("entry", ["4", "49", "-1", "3.0", "sliding_window"])
+def test_skipping_a_layer_without_kv_is_refused(entry):
+    with pytest.raises(SkippedLayerWithoutKV, match=rf"'{entry}'.*layers that do are 3, 7, .*, 47, 48$"):
+        check_kv_cache(configured("fp8", ["3", entry]))
+
+
+def test_scales_of_a_checkpoint_are_refused():
+    quantization = {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    with pytest.raises(CheckpointKVScales, match="'num_bits': 8.*set it to null.*int8_per_token_head"):
+        check_kv_cache(configured("fp8", quantization=quantization))
+    check_kv_cache(configured("fp8", quantization=quantization | {"kv_cache_scheme": None}))
+
+
+def test_amd_says_itself_what_it_serves(monkeypatch):
+    monkeypatch.setattr(settings, "current_platform", SimpleNamespace(is_rocm=lambda: True))
+    check_kv_cache(configured("octave_k3v4"))
+
+
+def platform(monkeypatch, cpu: bool):
+    from vllm.models.qwen4_exp.compact_kv import choice
+
+    monkeypatch.setattr(choice, "current_platform", SimpleNamespace(is_cpu=lambda: cpu))
+
+
+@pytest.mark.parametrize(
+    ("cpu", "form", "asked", "expected"),
+    [
+        (True, "int8", None, "reference"),
+        (True, "bf16", "ours", "ours"),
+        (False, "bf16", None, "upstream"),
+        (False, "bf16", "ours", "ours"),
+        (False, "fp8", None, "ours"),
+        (False, "fp8", "upstream", "upstream"),
+        (False, "int8", None, "ours"),
+    ],
+)
+def test_kernels_by_format_and_platform(monkeypatch, cpu, form, asked, expected):
+    platform(monkeypatch, cpu)
+    assert chosen(form, {"qsa_kernels": asked} if asked else {}) == expected
+
+
+@pytest.mark.parametrize(
+    ("cpu", "form", "asked"),
+    [(True, "bf16", "upstream"), (False, "int8", "upstream"), (False, "fp8", "reference"), (False, "fp8", "mine")],
+)
+def test_kernels_that_do_not_exist_are_refused(monkeypatch, cpu, form, asked):
+    platform(monkeypatch, cpu)
+    with pytest.raises(UnknownKernels, match=f"'{asked}', and for {form} K/V.*ours.*leave the key out"):
+        chosen(form, {"qsa_kernels": asked})
+
+
+def test_a_configuration_with_unknown_kernels_is_refused():
+    with pytest.raises(UnknownKernels):
+        check_kv_cache(configured("fp8", additional={"qsa_kernels": "fast"}))
