@@ -41,28 +41,19 @@ def inputs(lengths, queries, heads, selected):
 
 def attend(batch, keys, values, indices, q, gate):
     paged = (keys, values, indices, batch.block_table, batch.token_to_req)
-    return twin.qsa_sparse_paged_attention(q, *paged, True, output_gate=gate)
+    return twin.sparse_paged_attention(q, *paged, torch.full_like(q, torch.nan), output_gate=gate)
 
 
 @pytest.mark.parametrize("heads", [2, 6])
 @pytest.mark.parametrize("selected", [3, 20])
 def test_equals_the_kernel(heads, selected):
     batch, keys, values, indices, q, gate = inputs([21, 2, 9], [5, 2, 1], heads, selected)
-    outs = [torch.full_like(q, torch.nan) for _ in range(2)]
-    for module, out in zip((twin, kernel), outs):
-        module.qsa_sparse_paged_attention(
-            q,
-            keys,
-            values,
-            indices,
-            batch.block_table,
-            batch.token_to_req,
-            True,
-            out,
-            output_gate=gate.view(q.shape),
-        )
+    out = attend(batch, keys, values, indices, q, gate)
+    want = torch.full_like(q, torch.nan)
+    paged = (keys, values, indices, batch.block_table, batch.token_to_req)
+    kernel.qsa_sparse_paged_attention(q, *paged, True, want, output_gate=gate.view(q.shape))
     # The kernel rounds probabilities to bfloat16 before it multiplies V.
-    torch.testing.assert_close(*outs, rtol=2**-5, atol=2e-2)
+    torch.testing.assert_close(out, want, rtol=2**-5, atol=2e-2)
 
 
 def test_everything_selected_is_plain_attention():
@@ -103,32 +94,28 @@ def test_heads_must_divide():
         attend(batch, keys, values, indices, torch.randn(1, 3, WIDTH).bfloat16(), torch.randn(1, 3 * WIDTH))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8])
-def test_written_rows_are_read_back(dtype):
+@pytest.mark.parametrize(
+    ("cache_dtype", "scale", "close"),
+    [
+        ("auto", 1.0, {"rtol": 0, "atol": 2e-3}),
+        # Three mantissa bits; half a step of a row's largest.
+        ("fp8", 0.5, {"rtol": 2**-4, "atol": 2e-3}),
+        ("int8_per_token_head", 1.0, {"rtol": 2**-8, "atol": 4 / 254}),
+    ],
+)
+def test_written_rows_are_read_back(cache_dtype, scale, close):
     """One token per slot, attended alone: the output is the gated value."""
-    scale = 0.5 if dtype == torch.uint8 else 1.0
     layer = SimpleNamespace(_k_scale_float=scale, _v_scale_float=scale)
-    impl = CpuQSAImpl(2, WIDTH)
-    cache = torch.zeros(3, KV_HEADS, PAGE, 2 * WIDTH).to(dtype)
+    impl = CpuQSAImpl(2, WIDTH, 1.0, KV_HEADS, None, None, cache_dtype)
+    cache = torch.zeros(3, KV_HEADS, PAGE, impl.form.content(WIDTH), dtype=impl.form.dtype)
     key, value = torch.randn(2, 4, KV_HEADS, WIDTH).bfloat16()
     slots = torch.tensor([9, -1, 4])
     impl.do_kv_cache_update(layer, key, value, cache, slots)
     layer.topk_indices_buffer = torch.tensor([[1, 1], [0, 1]], dtype=torch.int32)
     metadata = SimpleNamespace(num_actual_tokens=2, block_table=torch.tensor([[2], [1]], dtype=torch.int32))
     output = torch.full((3, 2, WIDTH), torch.nan).bfloat16()
-    impl.forward_qsa(
-        layer,
-        torch.randn(3, 2, WIDTH).bfloat16(),
-        key,
-        value,
-        cache,
-        metadata,
-        output,
-        torch.tensor([0, 1, 0]),
-        False,
-        torch.full((3, 2, WIDTH), 50.0),
-    )
-    # e4m3 keeps three mantissa bits.
-    close = {"rtol": 2**-3 if dtype == torch.uint8 else 0, "atol": 2e-3}
+    query = torch.randn(3, 2, WIDTH).bfloat16()
+    requests, gate = torch.tensor([0, 1, 0]), torch.full((3, 2, WIDTH), 50.0)
+    impl.forward_qsa(layer, query, key, value, cache, metadata, output, requests, False, gate)
     torch.testing.assert_close(output[:2], value[[0, 2]], **close)
     assert (output[2] == 0).all()
