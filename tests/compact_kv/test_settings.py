@@ -9,6 +9,7 @@ import pytest
 from tests.pipeline_parallel.geometry import text_config
 from vllm.config import CacheConfig
 from vllm.config.cache import KV_CACHE_DTYPES
+from vllm.config.qsa import QSAConfig
 from vllm.models.qwen4_exp.compact_kv import settings
 from vllm.models.qwen4_exp.compact_kv.choice import UnknownKernels, chosen
 from vllm.models.qwen4_exp.compact_kv.settings import (
@@ -21,13 +22,13 @@ from vllm.models.qwen4_exp.compact_kv.settings import (
 from vllm.models.qwen4_exp.qsa.formats import CACHE_DTYPES
 
 
-def configured(cache_dtype="auto", skipped=(), quantization=None, additional=None):
+def configured(cache_dtype="auto", skipped=(), quantization=None, kernels=None):
     """What the check reads of a VllmConfig."""
     hf_config = SimpleNamespace(quantization_config=quantization) if quantization else SimpleNamespace()
     return SimpleNamespace(
         cache_config=CacheConfig(cache_dtype=cache_dtype, kv_cache_dtype_skip_layers=list(skipped)),
         model_config=SimpleNamespace(hf_config=hf_config, hf_text_config=text_config()),
-        additional_config=additional or {},
+        qsa_config=QSAConfig(kernels=kernels) if kernels else None,
     )
 
 
@@ -103,19 +104,16 @@ def platform(monkeypatch, cpu: bool):
 )
 def test_kernels_by_format_and_platform(monkeypatch, cpu, form, asked, expected):
     platform(monkeypatch, cpu)
-    assert chosen(form, {"qsa_kernels": asked} if asked else {}) == expected
+    assert chosen(form, QSAConfig(kernels=asked)) == expected
 
 
-@pytest.mark.parametrize(
-    ("cpu", "form", "asked"),
-    [(True, "bf16", "upstream"), (False, "int8", "upstream"), (False, "fp8", "reference"), (False, "fp8", "mine")],
-)
-def test_kernels_that_do_not_exist_are_refused(monkeypatch, cpu, form, asked):
+@pytest.mark.parametrize(("cpu", "form"), [(True, "bf16"), (True, "fp8"), (False, "int8")])
+def test_upstream_kernels_that_do_not_exist_are_refused(monkeypatch, cpu, form):
     platform(monkeypatch, cpu)
-    with pytest.raises(UnknownKernels, match=f"'{asked}', and for {form} K/V.*ours.*leave the key out"):
-        chosen(form, {"qsa_kernels": asked})
+    with pytest.raises(UnknownKernels, match=f"kernels=upstream: for {form} K/V.*ours.*leave it out"):
+        chosen(form, QSAConfig(kernels="upstream"))
 
 
-def test_a_configuration_with_unknown_kernels_is_refused():
-    with pytest.raises(UnknownKernels):
-        check_kv_cache(configured("fp8", additional={"qsa_kernels": "fast"}))
+def test_a_configuration_with_kernels_that_do_not_exist_is_refused():
+    with pytest.raises(UnknownKernels, match="reference, ours"):
+        check_kv_cache(configured("fp8", kernels="upstream"))

@@ -13,7 +13,8 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 def resolve(given: dict | None, environ: dict | None = None, architecture="Qwen4ExpForCausalLM") -> QSAConfig | None:
     config = SimpleNamespace(
-        qsa_config=None if given is None else QSAConfig(**given), model_config=SimpleNamespace(architecture=architecture)
+        qsa_config=None if given is None else QSAConfig(**given),
+        model_config=SimpleNamespace(architecture=architecture),
     )
     for _ in range(2):  # repeated when a VllmConfig is copied
         resolve_qsa_config(config, environ or {})

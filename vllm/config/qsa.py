@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--qsa-config`: where the K/V of sparse attention (QSA) lives."""
+"""`--qsa-config`: where the K/V of sparse attention (QSA) lives, and whose kernels read it."""
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from vllm.config.utils import config, get_hash_factors, hash_factors
 
@@ -50,6 +50,13 @@ class QSAConfig:
     from host memory: one half holds the section that attention is at while the
     next one is copied to the other. Its size does not depend on the context.
     96 MiB unless set. Only with kv_offload."""
+
+    kernels: Literal["ours", "upstream"] | None = None
+    """Kernels that write and read K/V. `ours` read every format, and what a
+    request gets does not depend on its neighbours in the batch; on a machine
+    without a GPU they are interpreted, which is for tests. `upstream` read
+    bfloat16, and fp8. Unset, the faster: upstream's for bfloat16, ours for fp8
+    and int8_per_token_head, plain torch without a GPU."""
 
     def compute_hash(self) -> str:
         """Hash of settings that may change compiled code."""

@@ -7,14 +7,13 @@ every format, and a request's result does not depend on its neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vllm.platforms import current_platform
 
-#: Key of `--additional-config` that takes other kernels than `DEFAULT` says, to measure or to test them.
-KEY = "qsa_kernels"
+if TYPE_CHECKING:
+    from vllm.config.qsa import QSAConfig
 
 
 class Kernels(StrEnum):
@@ -30,29 +29,29 @@ DEFAULT = {"bf16": Kernels.UPSTREAM, "fp8": Kernels.OURS, "int8": Kernels.OURS}
 
 
 class UnknownKernels(ValueError):
-    """`qsa_kernels` names kernels that do not exist, or that cannot read the format."""
+    """`--qsa-config kernels` names kernels that this platform does not have for the format."""
 
 
-def chosen(format_name: str, additional_config: Any) -> Kernels:
+def chosen(format_name: str, qsa_config: QSAConfig | None) -> Kernels:
     """Kernels for a format on this platform.
 
     Args:
         format_name: a `KVFormat`'s
-        additional_config: a VllmConfig's
+        qsa_config: a VllmConfig's; its `kernels` takes others than `DEFAULT` says, to measure or to test them
 
     Raises:
-        UnknownKernels: the key's value is none of those that this platform has for the format.
+        UnknownKernels: it names none of those that this platform has for the format.
     """
     on_cpu = current_platform.is_cpu()
     possible = [Kernels.REFERENCE, Kernels.OURS] if on_cpu else [Kernels.OURS, Kernels.UPSTREAM]
     if format_name == "int8" and not on_cpu:
         possible.remove(Kernels.UPSTREAM)
-    asked = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
+    asked = qsa_config.kernels if qsa_config is not None else None
     if asked is None:
         return Kernels.REFERENCE if on_cpu else DEFAULT[format_name]
     if asked not in possible:
         raise UnknownKernels(
-            f"additional_config[{KEY!r}] is {asked!r}, and for {format_name} K/V on this platform there are "
-            f"{', '.join(possible)}; leave the key out to take what is best"
+            f"--qsa-config kernels={asked}: for {format_name} K/V on this platform there are {', '.join(possible)}; leave "
+            "it out to take the faster"
         )
     return Kernels(asked)

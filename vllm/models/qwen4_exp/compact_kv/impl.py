@@ -23,7 +23,7 @@ def choose(cache_dtype: str) -> tuple[KVFormat, Kernels]:
     """Format and kernels of a layer, by the configuration that is current while layers are built."""
     form = kv_format(cache_dtype)
     config = get_current_vllm_config_or_none()
-    return form, chosen(form.name, config.additional_config if config else None)
+    return form, chosen(form.name, getattr(config, "qsa_config", None))
 
 
 class PagedQSA:

@@ -62,7 +62,11 @@ def check_kv_cache(vllm_config: VllmConfig) -> None:
     check_dtype(cache_config.cache_dtype)
     check_skipped(cache_config, vllm_config.model_config.hf_text_config)
     check_checkpoint(vllm_config.model_config.hf_config)
-    chosen(kv_format(cache_config.cache_dtype).name, vllm_config.additional_config)
+    # Stand-ins for a VllmConfig do not have every field. Layers that are skipped keep bf16.
+    for cache_dtype in (
+        {cache_config.cache_dtype, "auto"} if cache_config.kv_cache_dtype_skip_layers else {cache_config.cache_dtype}
+    ):
+        chosen(kv_format(cache_dtype).name, getattr(vllm_config, "qsa_config", None))
 
 
 def check_dtype(cache_dtype: str) -> None:
