@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,9 +13,6 @@ from vllm.config import get_current_vllm_config_or_none
 from ..qsa.formats import FP8, KVFormat, KVViews, kv_format, views
 from .choice import Kernels, chosen
 from .prepare import prepare, warm_up
-
-if TYPE_CHECKING:
-    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata
 
 
 def choose(cache_dtype: str) -> tuple[KVFormat, Kernels]:
@@ -44,15 +40,8 @@ class PagedQSA:
     write: Callable
     attend: Callable
 
-    def do_kv_cache_update(
-        self,
-        layer: torch.nn.Module,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        slot_mapping: torch.Tensor,
-    ) -> None:
-        """Write ``[tokens, kv_heads, width]`` into their slots; rows behind the slots are padding."""
+    def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
+        """Write ``[tokens, kv_heads, width]`` keys and values into their slots; rows behind the slots are padding."""
         cache = self._views(kv_cache)
         tokens = slot_mapping.shape[0]
         k_scale, v_scale = self._layer_scales(layer)
@@ -69,21 +58,12 @@ class PagedQSA:
         )
 
     def forward_qsa(
-        self,
-        layer: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor | None,
-        value: torch.Tensor | None,
-        kv_cache: torch.Tensor,
-        attn_metadata: FlashAttentionMetadata,
-        output: torch.Tensor,
-        token_to_req: torch.Tensor,
-        use_prefill_config: bool,
-        output_gate: torch.Tensor,
+        self, layer, query, key, value, kv_cache, attn_metadata, output, token_to_req, use_prefill_config, output_gate
     ) -> torch.Tensor:
         """Attend from ``query`` to what ``layer.topk_indices_buffer`` selects.
 
-        ``output`` is ``[tokens, heads, width]``; rows beyond the batch become zero.
+        ``query``, ``output`` and ``output_gate`` are ``[tokens, heads, width]``; rows of ``output`` beyond the batch
+        become zero.
         """
         tokens = attn_metadata.num_actual_tokens
         output[tokens:] = 0
