@@ -30,6 +30,7 @@ class Plain:
 
 class Layer(HostKVLayer, Plain):
     layer_name = "model.layers.3.self_attn.attn"
+    impl = None
 
 
 def bound(blocks: int, spec=None) -> Layer:

@@ -16,6 +16,7 @@ from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheTensor, create_kv_cache_views
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from .impl import HostKVImpl
 from .memory import GIB, HostMemory
 from .spec import HostRows
 
@@ -44,6 +45,8 @@ class HostKVLayer:
         if self.host_rows is None:
             super().bind_kv_cache(kv_cache)
             return
+        if not isinstance(self.impl, HostKVImpl):
+            self.impl = HostKVImpl(self.impl, self.host_rows.arena_bytes)
         if self.host_memory is not None:
             # Profiling binds a cache of a few blocks before the real one.
             self.kv_cache = torch.tensor([])

@@ -16,11 +16,15 @@ from typing import TYPE_CHECKING, Any
 from vllm.config.qsa import offloads_kv
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, replace_as
 
+from .errors import KVOffloadRefused
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 # Keeps the pages behind it on the alignment that wide loads want.
 PLACE_BYTES = 16
+# Halves of an arena are whole cache lines.
+LINE = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +47,22 @@ def spec_on_gpu(layer: Any, vllm_config: "VllmConfig", rows: FullAttentionSpec) 
         layer: an attention layer of class ``HostKVLayer``; remembers ``rows``.
         vllm_config: whose qsa_config decides.
         rows: the spec of its K/V in the GPU's cache.
+
+    Raises:
+        KVOffloadRefused: half an arena is less than the rows of one pooled key.
     """
     if not offloads_kv(vllm_config):
         return rows
-    layer.host_rows = HostRows(rows, vllm_config.qsa_config.arena_bytes)
+    arena_bytes = vllm_config.qsa_config.arena_bytes
+    layer.host_rows = HostRows(rows, arena_bytes)
+    group = layer.host_rows.row_bytes * vllm_config.model_config.hf_text_config.indexer_compress_ratio
+    if arena_bytes < 2 * (group + LINE):
+        raise KVOffloadRefused(
+            "--qsa-config arena_bytes",
+            arena_bytes,
+            f"holds less than two groups of {group} bytes.",
+            "Leave it out for 96 MiB; less than some MiB is slow.",
+        )
     return replace_as(
         rows,
         HostKVSpec,

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of many tokens at once over rows in host memory: the loop over sections.
+
+Read by each token on its own, a chunk of a prompt would pull tokens x budget rows through
+PCIe. Here every row that the chunk needs crosses once (``union.py``), in sections of half an
+arena (``arena.py``), and all tokens of the chunk use a section before the next (``running.py``).
+"""
+
+import torch
+
+from ..formats import KVFormat, views
+from . import running
+from .arena import Arena
+from .union import rows_of_section, union_of
+
+
+def section_bound(tokens: int, width: int, contexts: int, pool: int, ratio: int, groups: int) -> int:
+    """The most sections that a chunk can need, from what the host knows.
+
+    Args:
+        tokens: of the chunk.
+        width: rows that one of them selects at most.
+        contexts: sum of the contexts of its requests, in tokens, or a bound of it.
+        pool: rows in the pool.
+        ratio: rows of a group.
+        groups: of a section.
+
+    """
+    # A token's last group may be open, and a context's too: one more than whole ones.
+    of_tokens, of_contexts = tokens * (width // ratio + 1), contexts // ratio + tokens
+    return -(-min(of_tokens, of_contexts, pool // ratio) // groups)
+
+
+def prompt_attention(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    form: KVFormat,
+    selected: torch.Tensor,
+    block_table: torch.Tensor,
+    token_to_req: torch.Tensor,
+    ratio: int,
+    contexts: int,
+    arena: Arena,
+    out: torch.Tensor,
+    *,
+    output_gate: torch.Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    """Sparse attention as ``sparse_paged_attention`` computes it, with every row read once.
+
+    Args:
+        q: ``[rows, heads, width]``.
+        kv_cache: ``[blocks, kv_heads, block_size, content]`` over host memory, a token's heads side by side.
+        form: how it is stored.
+        selected: ``[rows, budget + ratio]`` int32 positions, packed to the left, their number in the last column.
+        block_table: ``[requests, blocks per request]``.
+        token_to_req: ``[rows]``.
+        ratio: tokens that share a pooled key, which are selected together.
+        contexts: bound of the sum of contexts that the rows are of.
+        arena: on the device of ``q``.
+        out: ``[rows, heads, width]``, written and returned.
+        output_gate: for every output, before the sigmoid.
+        k_scale, v_scale: of an fp8 cache.
+
+    """
+    blocks, kv_heads, block_size, content = kv_cache.shape
+    group_bytes = ratio * kv_heads * content * form.dtype.itemsize
+    pool, groups = blocks * block_size // ratio, arena.rows(group_bytes)
+    host = kv_cache.transpose(1, 2).reshape(pool, -1).view(torch.uint8)
+    assert host.data_ptr() == kv_cache.data_ptr(), "rows of a token have to lie together"
+    count = section_bound(q.shape[0], selected.shape[1] - 1, contexts, blocks * block_size, ratio, groups)
+    union = union_of(selected, block_table, token_to_req, block_size, pool, count * groups, ratio)
+    if q.device.type == "cpu":
+        # Nothing is queued here: empty sections cost their time, and asking costs none.
+        count = -(-int(union.size) // groups)
+    section = groups * ratio
+    state = running.start(q)
+    chosen = torch.empty_like(selected)
+    for index, half in enumerate(arena.sections(host, union.groups, union.size, count)):
+        part = half.view(form.dtype).view(1, section, kv_heads, content).transpose(1, 2)
+        rows = views(part, form, q.shape[-1])
+        rows_of_section(union.numbers, index * section, section, chosen)
+        running.fold(
+            q,
+            rows.keys[0],
+            rows.values[0],
+            chosen,
+            state,
+            key_scales=None if rows.key_scales is None else rows.key_scales[0],
+            value_scales=None if rows.value_scales is None else rows.value_scales[0],
+            k_scale=k_scale,
+            v_scale=v_scale,
+        )
+    return running.finish(state, output_gate, out)
