@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import torch
 
-
 # Tokens that are finished together, which bounds what that takes beside its result.
 _TOKENS = 256
 
