@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from vllm.models.qwen4_exp.cpu.qsa.attention import qsa_sparse_paged_attention
+from vllm.models.qwen4_exp.cpu.qsa.attention import sparse_paged_attention
 from vllm.models.qwen4_exp.qsa.formats import BF16, INT8, views
 from vllm.models.qwen4_exp.qsa.host_kv import running
 from vllm.models.qwen4_exp.qsa.host_kv.arena import Arena
@@ -61,9 +61,10 @@ class Batch:
     def in_place(self) -> torch.Tensor:
         """Every token reads its rows itself."""
         keys, values, _, _ = views(self.kv_cache, BF16, WIDTH)
-        return qsa_sparse_paged_attention(
-            self.q, keys, values, self.selected, self.block_table, self.token_to_req, True, output_gate=self.gate
-        )
+        return sparse_paged_attention(
+            self.q, keys, values, self.selected, self.block_table, self.token_to_req, torch.empty_like(self.q),
+            output_gate=self.gate,
+        )  # fmt: skip
 
     def over_sections(self, arena_bytes: int) -> torch.Tensor:
         return prompt_attention(

@@ -98,3 +98,20 @@ def workspace_bytes(layer: Any, rows: int) -> int:
     width = layer.indexer.packed_output_width
     per_token = width * 2 * 4 + layer.num_heads * layer.head_dim * 4
     return rows * per_token + min(rows, 256) * width * 4 * 8 + (12 << 18) + (2 << 20)
+
+
+def take_arena(layer: Any, output: torch.Tensor) -> None:
+    """Make a GPU's arena, and take for a moment what sections use beside it, in a pass that skips attention.
+
+    So both stand in the memory profile, the arena because it stays. Nothing on a CPU, without rows in host memory, or
+    under graph capture, where what is allocated stays in the graph's pool.
+
+    Args:
+        layer: the sparse-attention layer.
+        output: its output of the pass, ``[tokens, ...]``.
+    """
+    rows = getattr(layer, "host_rows", None)
+    if output.device.type != "cuda" or rows is None or torch.cuda.is_current_stream_capturing():
+        return
+    arena_on(output.device, rows.arena_bytes)
+    torch.empty(workspace_bytes(layer, output.shape[0]), dtype=torch.uint8, device=output.device)
