@@ -1,0 +1,104 @@
+"""Every one of the 256 codes, and the edges of rounding and saturation."""
+
+import pytest
+import torch
+
+from vllm.models.qwen4_exp.qsa import e4m3
+from vllm.triton_utils import tl, triton
+
+ALL = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+NANS = {0x7F, 0xFF}
+
+
+@triton.jit
+def decode_kernel(codes, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, e4m3.decode_scaled(tl.load(codes + at)))
+
+
+@triton.jit
+def encode_kernel(x, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, e4m3.encode(tl.load(x + at)))
+
+
+@triton.jit
+def decode_pair_kernel(pairs, low, high, N: tl.constexpr):
+    at = tl.arange(0, N)
+    lows, highs = e4m3.decode_pair_scaled(tl.load(pairs + at))
+    tl.store(low + at, lows)
+    tl.store(high + at, highs)
+
+
+def decoded(codes):
+    out = torch.zeros(len(codes), dtype=torch.float16)
+    decode_kernel[(1,)](codes, out, N=len(codes))
+    return out.float() * e4m3.UNSCALE
+
+
+def decoded_low(codes, other=0xFF):
+    """As the low byte of a word whose high byte is NaN, which must not come through."""
+    return decoded_pairs(torch.stack([codes, torch.full_like(codes, other)], 1))[0]
+
+
+def decoded_high(codes, other=0xFF):
+    return decoded_pairs(torch.stack([torch.full_like(codes, other), codes], 1))[1]
+
+
+def decoded_pairs(bytes_):
+    words = bytes_.view(torch.int16).squeeze(1)
+    low, high = (torch.zeros(len(words), dtype=torch.float16) for _ in range(2))
+    decode_pair_kernel[(1,)](words, low, high, N=len(words))
+    return low.float() * e4m3.UNSCALE, high.float() * e4m3.UNSCALE
+
+
+def encoded(x):
+    out = torch.zeros(len(x), dtype=torch.uint8)
+    encode_kernel[(1,)](x, out, N=len(x))
+    return out
+
+
+def by_definition(code: int) -> float:
+    sign, exponent, fraction = (-1) ** (code >> 7), code >> 3 & 15, code & 7
+    if code in NANS:
+        return float("nan")
+    return sign * (2.0 ** (exponent - 7) * (1 + fraction / 8) if exponent else 2.0**-6 * fraction / 8)
+
+
+@pytest.mark.parametrize("decode", [decoded, decoded_low, decoded_high, e4m3.decode_reference], ids=lambda f: f.__name__)
+def test_every_code_is_its_number(decode):
+    want = torch.tensor([by_definition(code) for code in range(256)])
+    got = decode(ALL)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(got.signbit() & ~got.isnan(), (ALL >= 0x80) & ~got.isnan()), "-0 keeps its sign"
+
+
+@pytest.mark.parametrize("encode", [encoded, e4m3.encode_reference], ids=["kernel", "reference"])
+def test_every_number_is_its_code(encode):
+    got = encode(e4m3.decode_reference(ALL))
+    numbers = torch.tensor([code not in NANS for code in range(256)])
+    assert torch.equal(got[numbers], ALL[numbers])
+    assert set((got[~numbers] & 0x7F).tolist()) == {0x7F}
+
+
+def edges() -> torch.Tensor:
+    """All midpoints between neighbours, a hair to either side, and what lies beyond."""
+    numbers = torch.tensor([by_definition(code) for code in range(0x7F)])
+    middle = (numbers[1:] + numbers[:-1]) / 2
+    beside = [torch.nextafter(middle, torch.tensor(side)) for side in (0.0, 1e9)]
+    beyond = torch.tensor([448.5, 464, 480, 1e30, torch.inf, 2.0**-10, 2.0**-11, 1e-40, 0, torch.nan])
+    one_side = torch.cat([middle, *beside, beyond])
+    both = torch.cat([one_side, -one_side])
+    return torch.nn.functional.pad(both, (0, 1024 - len(both)))
+
+
+def test_edges_round_and_saturate_like_torch():
+    x = edges()
+    assert torch.equal(encoded(x) & 0x7F, e4m3.encode_reference(x) & 0x7F)
+    signs = encoded(x) >= 0x80
+    assert torch.equal(signs[~x.isnan()], x.signbit()[~x.isnan()])
+
+
+def test_beyond_the_largest_is_the_largest():
+    x = torch.tensor([449.0, 1e38, torch.inf, -torch.inf])
+    assert decoded(encoded(x)).tolist() == [448.0, 448.0, 448.0, -448.0]

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""e4m3 as arithmetic on bytes, for GPUs whose Triton has no such type (below sm_89).
+
+A code is ``s eeee mmm``: ``(-1)^s * 2^(eeee-7) * 1.mmm``, or ``2^-6 * 0.mmm`` where
+``eeee`` is 0.  There is no infinity; ``s 1111 111`` is NaN; the largest number is 448.
+
+**Decode.**  fp16 is ``s eeeee mmmmmmmmmm`` with bias 15.  Put the sign to bit 15 and
+the other seven bits to bits 13..7, and the same bits read as fp16 are the number times
+``2^(7-15) = 2^-8``; subnormals included, since both formats step evenly below their
+smallest exponent.  An arithmetic shift by one of a code in the upper byte does it: the
+sign doubles, and the mask clears its copy and what came from the lower byte.
+
+What is left is NaN, whose bits read as 480 * 2^-8 = 1.875, more than any number's 448 *
+2^-8 = 1.75.  Times 34944 the former is 65520, which fp16 rounds to infinity; the latter
+stays finite.  Adding zero times that product adds NaN to NaN and zero to the rest.  This
+costs a multiplication and a multiply-add per two numbers; comparing costs four times
+that, since integers of 16 bits are not compared in pairs.
+
+The factor of ``2^8`` is left to the caller, who has a scale to multiply anyway.
+
+**Encode** saturates: a number beyond 448 becomes 448.  e4m3 has no infinity, and the
+NaN that a plain conversion gives for 449 would end the request.  NaN stays NaN.
+Rounding is to nearest, ties to even.
+"""
+
+import torch
+
+from vllm.triton_utils import tl, triton
+
+LARGEST = 448.0
+# What decode_scaled leaves to multiply.
+UNSCALE = 256.0
+
+
+@triton.jit
+def _decode_upper(word):
+    """int16 words with a code in the upper byte -> fp16 of the number times 2^-8."""
+    x = ((word >> 1) & -0x4080).to(tl.float16, bitcast=True)
+    return x + (x * 34944.0) * 0.0
+
+
+@triton.jit
+def decode_scaled(code):
+    """uint8 codes -> fp16 of the number times 2^-8; exact, NaN for the codes of NaN."""
+    return _decode_upper(code.to(tl.int16) << 8)
+
+
+@triton.jit
+def decode_pair_scaled(pair):
+    """int16 words -> ``decode_scaled`` of their low bytes, and of their high bytes."""
+    return _decode_upper(pair << 8), _decode_upper(pair)
+
+
+@triton.jit
+def encode(x):
+    """float32 -> uint8 code of the nearest number, at most 448 away from zero."""
+    bits = x.to(tl.int32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    size = bits & 0x7FFFFFFF
+    is_nan = size > 0x7F800000
+    size = tl.minimum(size, 0x43E00000)  # 448.0
+    # Below 2^-6 codes count steps of 2^-9. Adding 2^14 makes fp32's own last place one
+    # such step, so the adder rounds to it, ties to even.
+    small = size.to(tl.float32, bitcast=True) + 16384.0
+    subnormal = small.to(tl.int32, bitcast=True) - 0x46800000
+    # Elsewhere the upper bits of fp32 are the code once exponents are rebased by
+    # 127 - 7; half of the last kept place, less one unless that place is odd, rounds.
+    rounded = size + 0x7FFFF + ((size >> 20) & 1)
+    normal = (rounded >> 20) - (120 << 3)
+    code = tl.where(size < 0x3C800000, subnormal, normal)  # 2^-6
+    return (tl.where(is_nan, 0x7F, code) | sign).to(tl.uint8)
+
+
+def decode_reference(code: torch.Tensor) -> torch.Tensor:
+    """uint8 codes -> float32 numbers, unscaled."""
+    return code.view(torch.float8_e4m3fn).float()
+
+
+def encode_reference(x: torch.Tensor) -> torch.Tensor:
+    """float32 -> uint8 codes; torch's own conversion saturates by release, hence the clamp."""
+    return x.float().clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).view(torch.uint8)

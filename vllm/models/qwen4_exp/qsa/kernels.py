@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Triton kernels of sparse attention; ``attention.py`` and ``sections.py`` launch them.
+
+A *row* is one query token, its *group* the ``GROUP`` query heads that share a K/V head,
+padded to ``BLOCK_M``; *columns* are places in the row's list of selected tokens.
+
+What makes a row independent of its neighbours: split ``s`` of a row has the columns
+from ``s * SPLIT`` to ``(s + 1) * SPLIT``, whoever else is in the batch; splits are
+joined from left to right; and decode and prefill are made of the same functions
+(``softmax.py``), with multiply-adds written out, so that a row has the same bits in both.
+"""
+
+from vllm.triton_utils import tl, triton
+
+from .operands import load_query
+from .softmax import NOTHING, add_columns, finish, first_unit, join, no_columns, planes_of
+
+
+@triton.jit
+def _extent(selected, token_to_req, num_requests, row, WIDTH: tl.constexpr):
+    """A row's request, and its number of columns: none where there is no such request."""
+    request = tl.load(token_to_req + row)
+    known = (request >= 0) & (request < num_requests)
+    count = tl.load(selected + row * (WIDTH + 1) + WIDTH)
+    return tl.where(known, request, 0).to(tl.int64), tl.where(known, tl.minimum(count, WIDTH), 0)
+
+
+@triton.jit(do_not_specialize=["num_requests", "num_blocks"])
+def split_kernel(
+    q, q_row, q_head, keys, values, key_scales, value_scales, selected, table, table_request, token_to_req,
+    accumulators, maxima, normalisers, score_scale, num_requests, num_blocks,
+    FORM: tl.constexpr, LAYOUT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Decode, first half: one program, one split of one row and K/V head.
+
+    Its state goes to ``[rows, splits, heads, DIM]`` and ``[rows, splits, heads]``;
+    splits beyond a row's columns are neither written nor read.
+    """
+    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    request, count = _extent(selected, token_to_req, num_requests, row, WIDTH)
+    begin = split * SPLIT
+    if begin >= count:
+        return
+    q_low, q_high, power = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
+    low, high, maximum, normaliser = no_columns(BLOCK_M, DIM)
+    unit = first_unit(FORM)
+    end = tl.minimum(count, begin + SPLIT)
+    for first in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
+        low, high, maximum, normaliser, unit = add_columns(
+            low, high, maximum, normaliser, unit, q_low, q_high, power * score_scale,
+            selected + row * (WIDTH + 1), first, end, table + request * table_request, num_blocks,
+            keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM, BLOCK_N,
+        )  # fmt: skip
+    heads = tl.arange(0, BLOCK_M)
+    mine = heads < GROUP
+    at = (row * tl.num_programs(2) + split) * (tl.num_programs(1) * GROUP) + head * GROUP + heads
+    to_low, to_high = planes_of(accumulators, at, DIM, FORM, DIM)
+    tl.store(to_low, low * unit, mask=mine[:, None])
+    tl.store(to_high, high * unit, mask=mine[:, None])
+    tl.store(maxima + at, maximum, mask=mine)
+    tl.store(normalisers + at, normaliser, mask=mine)
+
+
+@triton.jit(do_not_specialize=["num_requests"])
+def join_kernel(
+    accumulators, maxima, normalisers, selected, token_to_req, gate, gate_row, gate_head, out, out_row, out_head,
+    value_scale, num_requests, FORM: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Decode, second half: one program, one row and query head; splits from left to right."""
+    row, head, heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    _, count = _extent(selected, token_to_req, num_requests, row, WIDTH)
+    low, high, maximum, normaliser = no_columns(1, DIM)
+    one = tl.arange(0, 1)
+    # Unrolled: all loads are under way before the first is needed.
+    for split in tl.static_range(SPLITS):
+        there = split * SPLIT < count
+        at = (row * SPLITS + split) * heads + head + one
+        from_low, from_high = planes_of(accumulators, at, DIM, FORM, DIM)
+        low, high, maximum, normaliser = join(
+            low, high, maximum, normaliser,
+            tl.load(from_low, mask=there, other=0.0), tl.load(from_high, mask=there, other=0.0),
+            tl.load(maxima + at, mask=there, other=NOTHING), tl.load(normalisers + at, mask=there, other=0.0),
+        )  # fmt: skip
+    _write(low, high, normaliser, value_scale, gate + row * gate_row, gate_head, out + row * out_row, out_head,
+           head + one, one == 0, FORM, DIM)  # fmt: skip
+
+
+@triton.jit
+def _write(low, high, normaliser, value_scale, gate, gate_head, out, out_head, heads, mine, FORM: tl.constexpr,
+           DIM: tl.constexpr):  # fmt: skip
+    """The gated result of one row's ``heads``, to memory."""
+    gate_low, gate_high = planes_of(gate, heads, gate_head, FORM, DIM)
+    to_low, to_high = planes_of(out, heads, out_head, FORM, DIM)
+    gate_low, gate_high = (
+        tl.load(gate_low, mask=mine[:, None], other=0.0), tl.load(gate_high, mask=mine[:, None], other=0.0)
+    )  # fmt: skip
+    OUT: tl.constexpr = out.dtype.element_ty
+    tl.store(to_low, finish(low, normaliser, value_scale, gate_low, OUT), mask=mine[:, None])
+    tl.store(to_high, finish(high, normaliser, value_scale, gate_high, OUT), mask=mine[:, None])
+
+
+@triton.jit(do_not_specialize=["num_requests", "num_blocks"])
+def row_kernel(
+    q, q_row, q_head, keys, values, key_scales, value_scales, selected, table, table_request, token_to_req,
+    section, accumulators, maxima, normalisers, gate, gate_row, gate_head, out, out_row, out_head,
+    score_scale, value_scale, num_requests, num_blocks,
+    FORM: tl.constexpr, LAYOUT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Prefill: one program, all columns of one row and K/V head, split after split.
+
+    With ``section`` (``[rows, 2]``: the first column, and the one after the last) only
+    those columns, on top of the state in ``[rows, heads, DIM]`` and ``[rows, heads]``,
+    which is updated; without it the gated result goes to ``out``.
+    """
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    request, end = _extent(selected, token_to_req, num_requests, row, WIDTH)
+    heads = tl.arange(0, BLOCK_M)
+    mine = heads < GROUP
+    low, high, maximum, normaliser = no_columns(BLOCK_M, DIM)
+    begin = 0
+    if section is not None:
+        begin = tl.maximum(tl.load(section + row * 2), 0)
+        end = tl.minimum(end, tl.load(section + row * 2 + 1))
+        if begin >= end:
+            return
+        at = row * (tl.num_programs(1) * GROUP) + head * GROUP + heads
+        from_low, from_high = planes_of(accumulators, at, DIM, FORM, DIM)
+        low = tl.load(from_low, mask=mine[:, None], other=0.0)
+        high = tl.load(from_high, mask=mine[:, None], other=0.0)
+        maximum = tl.load(maxima + at, mask=mine, other=NOTHING)
+        normaliser = tl.load(normalisers + at, mask=mine, other=0.0)
+    q_low, q_high, power = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
+    part_low, part_high, part_maximum, part_normaliser = no_columns(BLOCK_M, DIM)
+    unit = first_unit(FORM)
+    for first in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
+        part_low, part_high, part_maximum, part_normaliser, unit = add_columns(
+            part_low, part_high, part_maximum, part_normaliser, unit, q_low, q_high, power * score_scale,
+            selected + row * (WIDTH + 1), first, end, table + request * table_request, num_blocks,
+            keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM, BLOCK_N,
+        )  # fmt: skip
+        after = first + BLOCK_N
+        if ((after - begin) % SPLIT == 0) | (after >= end):
+            low, high, maximum, normaliser = join(
+                low, high, maximum, normaliser, part_low * unit, part_high * unit, part_maximum, part_normaliser
+            )
+            part_low, part_high, part_maximum, part_normaliser = no_columns(BLOCK_M, DIM)
+            unit = first_unit(FORM)
+    if section is not None:
+        at = row * (tl.num_programs(1) * GROUP) + head * GROUP + heads
+        to_low, to_high = planes_of(accumulators, at, DIM, FORM, DIM)
+        tl.store(to_low, low, mask=mine[:, None])
+        tl.store(to_high, high, mask=mine[:, None])
+        tl.store(maxima + at, maximum, mask=mine)
+        tl.store(normalisers + at, normaliser, mask=mine)
+    else:
+        _write(low, high, normaliser, value_scale, gate + row * gate_row, gate_head, out + row * out_row, out_head,
+               head * GROUP + heads, mine, FORM, DIM)  # fmt: skip
+
+
+@triton.jit
+def finish_kernel(
+    accumulators, normalisers, gate, gate_row, gate_head, out, out_row, out_head, value_scale, DIM: tl.constexpr
+):
+    """A state in memory to the gated result: one program, one row and query head."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    one = tl.arange(0, 1)
+    at = row * tl.num_programs(1) + head + one
+    # Planes as of bf16, halves: whole lines are read and written.
+    from_low, from_high = planes_of(accumulators, at, DIM, "bf16", DIM)
+    _write(tl.load(from_low), tl.load(from_high), tl.load(normalisers + at), value_scale, gate + row * gate_row,
+           gate_head, out + row * out_row, out_head, head + one, one == 0, "bf16", DIM)  # fmt: skip
