@@ -65,7 +65,9 @@ def by_definition(code: int) -> float:
     return sign * (2.0 ** (exponent - 7) * (1 + fraction / 8) if exponent else 2.0**-6 * fraction / 8)
 
 
-@pytest.mark.parametrize("decode", [decoded, decoded_low, decoded_high, e4m3.decode_reference], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "decode", [decoded, decoded_low, decoded_high, e4m3.decode_reference], ids=lambda f: f.__name__
+)
 def test_every_code_is_its_number(decode):
     want = torch.tensor([by_definition(code) for code in range(256)])
     got = decode(ALL)

@@ -22,6 +22,7 @@ from vllm.triton_utils import tl, triton
 
 from .e4m3 import decode_pair_scaled
 
+
 @triton.jit
 def power_below(x):
     """The largest power of two not above ``x >= 0``, and its inverse, both exact.

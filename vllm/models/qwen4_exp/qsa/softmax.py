@@ -12,7 +12,6 @@ from vllm.triton_utils import tl, triton
 from . import state
 from .operands import load_rows, plane_dims, power_below, unscale
 
-
 NOTHING = tl.constexpr(state.NOTHING)
 
 

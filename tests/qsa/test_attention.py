@@ -1,0 +1,176 @@
+"""The kernels, interpreted, against the reference; tolerances are multiples of a noise floor.
+
+The floor is what rounding to bf16 costs the reference itself: its result in bf16 against
+its result in float32, which rounds twice, before and after the gate.  The kernels round
+once more, probabilities to bf16 or fp16.  That is an error of the same size, so twice
+the floor is allowed, in root mean square and at the worst element.
+"""
+
+import pytest
+import torch
+
+from vllm.models.qwen4_exp.qsa import reference
+from vllm.models.qwen4_exp.qsa.attention import sparse_paged_attention
+from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, views
+from vllm.models.qwen4_exp.qsa.launch import WrongInput
+from vllm.models.qwen4_exp.qsa.tiles import Tile
+
+from .scene import scene, store
+
+FORMATS = [BF16, FP8, INT8]
+EACH_FORMAT = pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+# The budget is 64 and the open group has at most 3 tokens: its edge, a split's and a tile's.
+BUDGET, WIDTH = 64, 67
+COUNTS = [1, 0, 16, 33, BUDGET - 1, BUDGET, BUDGET + 1, WIDTH]
+
+
+def exact(made) -> torch.Tensor:
+    made = made.__class__(**(made.__dict__ | {"q": made.q.float()}))
+    return made.call(reference.sparse_paged_attention)
+
+
+def assert_within_floor(got: torch.Tensor, made, times: float = 2.0) -> None:
+    want, rounded = exact(made), made.call(reference.sparse_paged_attention).float()
+    assert want.isfinite().all() and got.isfinite().all()
+    error, floor = (got.float() - want).abs(), (rounded - want).abs()
+    assert floor.max() > 0
+    assert error.square().mean().sqrt() <= times * floor.square().mean().sqrt()
+    assert error.max() <= times * floor.max()
+
+
+@EACH_FORMAT
+def test_equals_the_reference_and_itself(form):
+    made = scene(form, COUNTS, width=WIDTH)
+    decode, prefill = (made.call(sparse_paged_attention, prefill) for prefill in (False, True))
+    assert_within_floor(decode, made)
+    assert torch.equal(decode, prefill), "a row is the same in both kernels, bit for bit"
+    assert (decode[COUNTS.index(0)] == 0).all()
+
+
+@EACH_FORMAT
+def test_real_widths(form):
+    """24 query heads on 2 K/V heads of 256, blocks of a size that is no power of two."""
+    made = scene(form, [35, 9], width=40, group=12, dim=256, size=48)
+    assert_within_floor(made.call(sparse_paged_attention), made)
+
+
+@EACH_FORMAT
+@pytest.mark.parametrize("prefill", [False, True])
+def test_a_row_does_not_see_its_neighbours(form, prefill):
+    made = scene(form, [40, 3, 67], width=WIDTH)
+    together = made.call(sparse_paged_attention, prefill)
+    for row in range(3):
+        alone = made.call(sparse_paged_attention, prefill, slice(row, row + 1))
+        assert torch.equal(alone[0], together[row])
+    # Padding: rows of no request, whose lists are what an earlier step left there.
+    made.token_to_req[1] = -1
+    made.selected[1, :] = 2**30
+    padded = made.call(sparse_paged_attention, prefill)
+    assert torch.equal(padded[[0, 2]], together[[0, 2]]) and (padded[1] == 0).all()
+
+
+@pytest.mark.parametrize("prefill", [False, True])
+def test_blocks_that_are_not_there_do_not_count(prefill):
+    made = scene(INT8, [40, 40], width=40, lengths=[40, 40])
+    assert made.block_table.max() == made.cache.shape[0] - 1, "the pool's last block is in use"
+    gone = made.block_table.clone()
+    gone[0, 1], gone[1, 0] = -1, made.cache.shape[0]
+    fewer = made.__class__(**(made.__dict__ | {"block_table": gone}))
+    got = fewer.call(sparse_paged_attention, prefill)
+    for row, page in ((0, 1), (1, 0)):
+        kept = [t for t in made.selected[row, :40].tolist() if t // 16 != page]
+        made.selected[row, : len(kept)] = torch.tensor(kept)
+        made.selected[row, -1] = len(kept)
+    assert_within_floor(got, made)
+
+
+@EACH_FORMAT
+@pytest.mark.parametrize("prefill", [False, True])
+def test_nan_in_a_selected_row_stays_in_its_row_and_head(form, prefill):
+    made = scene(form, [20, 20], width=24)
+    kv, token = views(made.cache, form, 32), int(made.selected[0, 7])
+    slot = int(made.block_table[0, token // 16]), token % 16, 1
+    if form is INT8:
+        kv.value_scales[slot] = torch.nan
+    else:
+        kv.values[slot] = torch.full((32,), torch.nan) if form is BF16 else torch.full((32,), 0x7F)
+    out = made.call(sparse_paged_attention, prefill)
+    assert out[0, 3:].isnan().all()
+    assert out[0, :3].isfinite().all() and out[1].isfinite().all()
+
+
+def test_large_and_small_numbers_of_int8_rows():
+    """Scales over ten orders of magnitude, and queries beyond what fp16 holds."""
+    made = scene(INT8, [60, 60], width=WIDTH)
+    kv = views(made.cache, INT8, 32)
+    for request in range(2):
+        for token in range(63):
+            block, place = int(made.block_table[request, token // 16]), token % 16
+            key, value = made.keys[request, token], made.values[request, token]
+            store(kv, INT8, block, place, key * 2.0**-18, value * 10.0 ** (token % 11 - 5))
+    made.q *= 2.0**18
+    assert_within_floor(made.call(sparse_paged_attention), made)
+
+
+@EACH_FORMAT
+@pytest.mark.parametrize("prefill", [False, True])
+def test_a_layer_of_a_shared_pool(form, prefill):
+    """Layers lie side by side in a block: odd starts, and block strides of no round number."""
+    made = scene(form, [35, 5], width=40)
+    whole = made.call(sparse_paged_attention, prefill)
+    bytes_ = made.cache.reshape(made.cache.shape[0], -1).view(torch.uint8)
+    pool = torch.full((len(bytes_), bytes_.shape[1] + 12), 0xFF, dtype=torch.uint8)
+    pool[:, 4:-8] = bytes_
+    made.cache = pool[:, 4:-8].view(form.dtype).view(made.cache.shape)
+    assert made.cache.data_ptr() % 16
+    assert torch.equal(made.call(sparse_paged_attention, prefill), whole)
+
+
+def test_offsets_beyond_32_bits():
+    made = scene(FP8, [10], width=12)
+    want = made.call(sparse_paged_attention)
+    # Untouched memory costs nothing: blocks are 4 GiB apart.
+    blocks, apart, per_block = made.cache.shape[0], 2**32, made.cache[0].numel()
+    far = torch.empty((blocks - 1) * apart + per_block, dtype=torch.uint8)
+    made.cache, near = far.as_strided(made.cache.shape, (apart, *made.cache.stride()[1:])), made.cache
+    made.cache.copy_(near)
+    assert torch.equal(made.call(sparse_paged_attention), want)
+
+
+def test_tiles_change_the_order_and_nothing_else():
+    made = scene(INT8, [67, 20], width=WIDTH)
+    tile = Tile(32, 32, 4, 2, 2)
+
+    def with_tile(*args, **kwargs):
+        return sparse_paged_attention(*args, **kwargs, tile=tile)
+
+    got = made.call(with_tile)
+    assert_within_floor(got, made)
+    assert torch.equal(got, made.call(with_tile, True))
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"q": torch.zeros(1, 5, 32).bfloat16()}, "query heads: expected a multiple of 2"),
+        ({"q": torch.zeros(1, 6, 32).half()}, "dtype of queries"),
+        ({"q": torch.zeros(1, 6, 16).bfloat16()}, r"queries: expected \[rows, heads, 32\]"),
+        ({"values": torch.zeros(7, 16, 2, 32, dtype=torch.int8)}, "shape of values"),
+        ({"key_scales": None}, "key_scales of int8 rows: expected True, got None"),
+        ({"value_scales": torch.zeros(3, 16, 2).half()}, "dtype of value_scales"),
+        ({"selected": torch.zeros(2, 5, dtype=torch.int32)}, r"selected: expected \[1, width \+ 1\]"),
+        ({"selected": torch.zeros(1, 1, dtype=torch.int32)}, "columns of selected"),
+        ({"block_table": torch.zeros(1, 3, dtype=torch.int64)}, "dtype of block_table"),
+        ({"token_to_req": torch.zeros(2, dtype=torch.int32)}, "token_to_req"),
+        ({"output_gate": torch.zeros(1, 5, 32)}, "output_gate"),
+        ({"out": torch.zeros(1, 6, 16)}, "shape of out"),
+        ({"keys": torch.zeros(3, 16, 2, 32)}, "dtype of keys"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, reason):
+    made = scene(INT8, [5], width=8)
+    names = ("keys", "values", "selected", "block_table", "token_to_req")
+    arguments = dict(zip(names, made.paged)) | made.stored | {"q": made.q, "output_gate": made.gate}
+    arguments |= {"out": torch.zeros_like(made.q)} | change
+    with pytest.raises(WrongInput, match=reason):
+        sparse_paged_attention(**arguments, prefill=False)
