@@ -13,7 +13,7 @@ MULTIMODAL, TEXT = "qwen4_exp", "qwen4_exp_text"
 #: class names of the model, without its draft module
 ARCHITECTURES = ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration")
 #: names of the model on the day of its release, in both spellings; the rest of such a config is the same
-_OLD_TYPE, _OLD_CLASS = re.compile(r"^qwen3_8_flash_next(?=_|$)"), re.compile(r"^Qwen3_8_?FlashNext(?=For|MTP|$)")
+_OLD_TYPE, _OLD_CLASS = re.compile(r"^qwen3_8_flash_next(?=_|$)"), re.compile(r"^Qwen3_8_?FlashNext(?=For|MTP|Text|$)")
 
 
 def present_name(name: str) -> str:

@@ -9,23 +9,20 @@ today's names in them.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from transformers import PreTrainedConfig, Qwen4ExpConfig, Qwen4ExpTextConfig
 
-# The class names had two spellings, vLLM's and that of the files.
-_CLASS = re.compile(r"^Qwen3_8_?FlashNext(?=For|MTP|Text|$)")
+from vllm.ampere.checkpoint.config import present_name
 
 
 def renamed(config: dict[str, Any]) -> dict[str, Any]:
     """A copy of a ``config.json`` with today's names; other values are shared, not copied."""
     new = dict(config)
     if new.get("architectures"):
-        new["architectures"] = [_CLASS.sub("Qwen4Exp", name) for name in new["architectures"]]
-    model_type = new.get("model_type")
-    if isinstance(model_type, str):
-        new["model_type"] = model_type.replace("qwen3_8_flash_next", "qwen4_exp")
+        new["architectures"] = [present_name(name) for name in new["architectures"]]
+    if isinstance(new.get("model_type"), str):
+        new["model_type"] = present_name(new["model_type"])
     for part in ("text_config", "vision_config"):
         if isinstance(new.get(part), dict):
             new[part] = renamed(new[part])
