@@ -1,6 +1,8 @@
 """The real server on three stages, through the `openai` client: streamed chat, completions, two users at once."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
+from urllib.request import urlopen
 
 import pytest
 
@@ -32,7 +34,19 @@ def server(checkpoint, tmp_path_factory):
         env={"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
     ) as running:
         running.wait_until_healthy(READY_LIMIT, lambda seconds, milestone: None)
+        running.reads_at_start = table_reads(running.url)
         yield running
+
+
+def table_reads(url: str) -> dict[str, dict[str, float]]:
+    """Counters of the n-gram table's reads by the stage that reads, as `/metrics` has them."""
+    with urlopen(f"{url}/metrics", timeout=60) as response:
+        lines = response.read().decode().splitlines()
+    found: dict[str, dict[str, float]] = {}
+    for line in lines:
+        if match := re.match(r'vllm:ngram_table_(\w+)_total\{.*stage="(\d+)".*\} (\S+)$', line):
+            found.setdefault(match[2], {})[match[1]] = float(match[3])
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +67,21 @@ def test_streamed_chat(server, references):
     expect_answer(answer, references("ple-early"))
     assert len(answer.seconds) == ANSWER
     assert answer.seconds[0] < answer.seconds[-1], "all tokens came at once: nothing was streamed"
+
+
+def test_reads_of_the_table_are_in_the_metrics(server):
+    """Of the one stage that has it; and none before a request came, of all that start-up runs through the model."""
+    assert list(server.reads_at_start) == ["0"] and not any(server.reads_at_start["0"].values())
+    before = table_reads(server.url)["0"]
+    answer = stream_chat(server.url, QUESTIONS[1], ANSWER)
+    after = table_reads(server.url)["0"]
+    heads = 16
+    # All tokens but the last sampled one, unless a beginning of the prompt was cached.
+    tokens = len(answer.prompt_tokens) + ANSWER - 1
+    assert 0 < after["rows"] - before["rows"] <= heads * tokens
+    assert 0 < after["unique_rows"] - before["unique_rows"] <= after["rows"] - before["rows"]
+    assert after["steps"] - before["steps"] >= ANSWER
+    assert after["row_wait_seconds"] > before["row_wait_seconds"] and after["failures"] == 0
 
 
 def test_two_users_at_once(server, references):

@@ -11,6 +11,7 @@ import pytest
 
 from demo import reference
 from demo.checkpoint.table_formats import recode
+from vllm.ampere.command import main
 
 from .compare import check_answer, check_prompt
 from .prompts import decisive
@@ -74,3 +75,13 @@ def test_one_scale_two_stages_rows_from_files(coded, run_job, figures, tmp_path)
     without_table = sum(sizes[file] for file in set(index.values()) - TABLE_FILES)
     assert sum(taken.values()) < 1.02 * without_table
     assert all(value < 0.8 * without_table for value in taken.values())
+
+
+def test_scales_of_rows_from_one_flat_file(coded, run_job, figures, tmp_path):
+    """Rows and their scales lie together in it; the checkpoint's own table is not opened beyond its headers and a few
+    rows that are compared."""
+    folder, model, prompts = coded("row-scaled")
+    flat = tmp_path / "table.flat"
+    assert main(["flatten-ple", str(folder), str(flat)]) == 0
+    answers = ask(run_job, folder, prompts, engram_config={"host_file_path": str(flat)})
+    check(answers, model, prompts, figures, "fp8 table, scales of rows, flat file, 1 stage")

@@ -64,8 +64,8 @@ def build_layer(
     return layer
 
 
-def batch_of(requests, padded=None, held=True):
-    """A packed step. ``requests``: (tokens before this step, tokens of this step) each."""
+def batch_of(requests, padded=None, held=True, names=None):
+    """A packed step. ``requests``: (tokens before this step, tokens of this step) each; ``names`` of them."""
     starts = [0]
     context = torch.full((8, 2), EOS, dtype=torch.int32)
     for number, (before, now) in enumerate(requests):
@@ -76,7 +76,7 @@ def batch_of(requests, padded=None, held=True):
     padded = total if padded is None else padded
     tokens = torch.cat([torch.tensor(now) for _, now in requests] + [torch.full((padded - total,), 7)]).int()
     batch = SimpleNamespace(
-        req_ids=[f"r{i}" for i in range(len(requests))],
+        req_ids=names or [f"r{i}" for i in range(len(requests))],
         num_reqs=len(requests),
         num_tokens=total,
         num_tokens_after_padding=padded,

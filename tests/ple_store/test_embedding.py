@@ -1,5 +1,8 @@
 """The layer without a weight, against upstream's table in memory, and what is staged for it."""
 
+import os
+
+import numpy as np
 import pytest
 import torch
 
@@ -60,12 +63,21 @@ def test_the_buffer_never_moves(build):
         assert stage(layer, requests).data_ptr() == address
 
 
-def test_dummy_batches_stage_zeros_and_touch_no_file(build, monkeypatch):
+@pytest.mark.parametrize("names", [None, ["_warmup_0_", "_warmup_1_", "_warmup_2_"], ["_v2_mixed_warmup_decode_"] * 3])
+def test_made_up_batches_stage_zeros_and_touch_no_file(build, names):
+    """Without requests in the runner's states, and those that the warm-up of kernels adds."""
     layer = build(True)
     stage(layer, STEPS["one prompt"])
+    before = layer.ngram_embedding.counters.snapshot()
     layer.ngram_embedding.table.close()  # any read would now raise
-    monkeypatch.setattr(layer, "compute_ngram_ids", lambda *_: pytest.fail("hashed a dummy batch"))
-    assert not stage(layer, STEPS["packed prompts"], held=False).any()
+    assert not stage(layer, STEPS["packed prompts"], held=bool(names), names=names).any()
+    assert layer.ngram_embedding.counters.snapshot() == before
+
+
+def test_a_client_cannot_pass_for_a_warm_up(build):
+    """vLLM puts a random end behind the name that a client gives its request."""
+    rows = stage(build(True), STEPS["one prompt"], names=["_warmup_0_-a1b2c3d4"])
+    assert torch.equal(rows, look_up(build(False), STEPS["one prompt"]))
 
 
 def test_a_failing_read_fails_the_step(build):
@@ -73,6 +85,28 @@ def test_a_failing_read_fails_the_step(build):
     layer.ngram_embedding.table.close()
     with pytest.raises(errors.RowReadFailed):
         stage(layer, STEPS["decodes"])
+    assert layer.ngram_embedding.counters.failures == 1
+
+
+def test_a_failing_read_names_the_requests_that_needed_it(build):
+    """And nothing is put in place of their rows."""
+    layer, requests = build(True), STEPS["packed prompts"]
+    stage(layer, requests)
+    batch, _, inputs = batch_of(requests)
+    ids = layer.compute_ngram_ids(batch.input_ids, inputs["query_start_loc"], inputs["ngram_context"]).numpy()
+    bounds = batch.query_start_loc_np
+    of = [set(ids[a:b].ravel()) for a, b in zip(bounds[:-1], bounds[1:])]
+    row = min(of[2] - of[0] - of[1])  # only the third request needs it
+    files, offsets = layer.ngram_embedding.table.table.rows.place(np.array([row]))
+    path = layer.ngram_embedding.table.table.rows.paths[files[0]]
+    os.truncate(path, int(offsets[0]) + 3)
+    lost = layer.ngram_embedding.rows.fill_(torch.nan)
+    with pytest.raises(
+        errors.RowReadFailed, match=f"{path}: expected .* at offset {offsets[0]}, found 3 bytes"
+    ) as caught:
+        stage(layer, requests)
+    assert "r2" in caught.value.requests and row in caught.value.rows
+    assert lost.isnan().all()
 
 
 def test_a_stage_without_the_layer_has_nothing_to_do(build):

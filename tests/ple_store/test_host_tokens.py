@@ -136,7 +136,7 @@ class Runner:
 
     def __init__(self, in_file, in_memory) -> None:
         self.in_file, self.in_memory = in_file, in_memory
-        self.state = SimpleNamespace(add_request=lambda index, request: None)
+        self.state = SimpleNamespace(add_request=lambda index, request: None, vllm_config=None)
         self.stager = PLERowStager(torch.nn.ModuleList([in_file]), self.state)
         self.asked = False
         step = self.stager._tokens.step

@@ -9,7 +9,7 @@ from .reads import Outcome, Spans
 
 @dataclass
 class Counters:
-    """Sums since the process began; names are those on ``/metrics``, see ``metrics.py``.
+    """Sums since the process began; ``vllm/v1/metrics/ngram_table.py`` has each name, with a sentence for ``/metrics``.
 
     Attributes:
         steps: forwards whose rows were staged, made-up batches left out

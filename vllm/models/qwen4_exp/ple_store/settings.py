@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from vllm.ampere.checkpoint.config import ARCHITECTURES
 from vllm.platforms import current_platform
 from vllm.utils.platform_utils import is_pin_memory_available
+from vllm.v1.metrics import ngram_table
 
 from .errors import HostFileGatherRefused
 
@@ -59,6 +60,7 @@ def resolve_host_file_gather(vllm_config: "VllmConfig", model_config: "ModelConf
         # Unset, it would become true for more than one replica; there is no table to
         # share, the page cache does that.
         engram.dp_shared_memory = False
+        ngram_table.prepare()
     elif has_store and cannot_pin:
         raise HostFileGatherRefused(
             "host_file_gather",

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetch a step's rows while the model's inputs are prepared."""
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
 
+from vllm.distributed import get_pp_group, get_tp_group
+from vllm.v1.metrics import ngram_table
+
+from .counters import Counters
 from .embedding import Qwen4ExpPLEFileEmbedding
 from .errors import RowReadFailed
 from .host_tokens import HostTokens, Step
@@ -14,9 +19,14 @@ from .ngram_ids import NgramHash
 from .received import received_tokens
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import NewRequestData
     from vllm.v1.worker.gpu.input_batch import InputBatch
     from vllm.v1.worker.gpu.states import RequestState
+
+
+#: Requests of vllm/v1/worker/gpu/warmup.py. That none is missing shows in tests/e2e/test_server.py.
+_WARM_UP = re.compile(r"_[a-z0-9_]*warmup_(\d+|decode|prefill)_")
 
 
 class PLERowStager:
@@ -44,6 +54,7 @@ class PLERowStager:
         self._most = self._layers[0].ngram_embedding.rows.shape[0]
         if state is not None:
             self._watch(state)
+            publish([layer.ngram_embedding.counters for layer in self._layers], state.vllm_config)
 
     def stage(
         self,
@@ -68,10 +79,7 @@ class PLERowStager:
         if not self._layers:
             return
         padded_tokens = batch.num_tokens_after_padding
-        # Profiling, warm-up of graphs and idle data-parallel ranks run batches of made-up
-        # requests. Their rows do not matter, and reading them would tie start-up to the
-        # disk.
-        if batch.req_ids[0] not in req_states.req_id_to_index:
+        if made_up(batch, req_states):
             for layer in self._layers:
                 layer.ngram_embedding.stage_zeros(padded_tokens)
             return
@@ -113,6 +121,31 @@ class PLERowStager:
             self._tokens.add(index, request.req_id, request.prefill_token_ids)
 
         state.add_request = add_request
+
+
+def made_up(batch: "InputBatch", req_states: "RequestState") -> bool:
+    """Whether no client is behind a step: profiling, warm-up, capture of graphs, idle data-parallel ranks.
+
+    Their rows do not matter, and reading them would tie start-up to the disk.  Most run without requests in the states.
+    The warm-up of kernels adds some; a client's have a random end, which keeps them apart from these names.
+    """
+    first = batch.req_ids[0]
+    return first not in req_states.req_id_to_index or _WARM_UP.fullmatch(first) is not None
+
+
+def publish(counters: list[Counters], vllm_config: "VllmConfig") -> None:
+    """Let what reading has cost on this worker be seen on ``/metrics``."""
+    labels = {
+        "engine": str(vllm_config.parallel_config.data_parallel_index),
+        "stage": str(get_pp_group().rank_in_group),
+        "rank": str(get_tp_group().rank_in_group),
+    }
+
+    def snapshot() -> dict[str, float]:
+        parts = [one.snapshot() for one in counters]
+        return {name: sum(part[name] for part in parts) for name in parts[0]}
+
+    ngram_table.answer(labels, snapshot)
 
 
 def _requests(batch: "InputBatch", ids: np.ndarray, rows: list[int]) -> list[str]:
