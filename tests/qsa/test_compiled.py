@@ -1,0 +1,107 @@
+"""Writer and selection at the published model's shapes, compiled for every card that they are meant for."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ARCHS = (80, 86, 89, 90)
+SM_86_SHARED = 99 << 10
+PACKAGE = "vllm.models.qwen4_exp"
+
+# I32 is a multiple of 16, i32 is not known to be one; names that are not here are constants.
+STRIDES = {f"stride_{part}_{axis}": "I32" for part in ("keys", "values") for axis in ("block", "slot", "head")}
+STRIDES |= {f"stride_{part}_{axis}": "i32" for part in ("kscale", "vscale") for axis in ("block", "slot", "head")}
+CACHE = {"key_scales_ptr": "*fp32", "value_scales_ptr": "*fp32", "slots_ptr": "*i64", **STRIDES}
+CACHE |= {"k_scale": "fp32", "v_scale": "fp32"}
+
+
+def pointers(kind: str, names: str) -> dict:
+    return {f"{name}_ptr": f"*{kind}" for name in names.split()}
+
+
+def integers(kind: str, names: str) -> dict:
+    return dict.fromkeys(names.split(), kind)
+
+
+SCORE = (
+    pointers("bf16", "q k_cache")
+    | pointers("i32", "page_table query_start visible keys tops")
+    | integers(
+        "I32", "stride_q_row stride_q_head stride_cache_page stride_cache_token stride_table stride_keys stride_tops"
+    )
+    | integers("i32", "first_row num_rows page_table_width")
+)
+SELECT = pointers("i32", "keys run_tops visible out") | integers("I32", "stride_keys stride_tops stride_out")
+FUSED = pointers("bf16", "qkv cos_sin q_weight k_weight q_out gate_out") | {"positions_ptr": "*i64", "eps": "fp32"}
+FUSED |= integers("I32", "stride_qkv") | integers("i32", "stride_pos_axis stride_pos_token")
+ROWS = pointers("bf16", "key value") | integers(
+    "I32", "stride_key_token stride_key_head stride_value_token stride_value_head"
+)
+SCORE_CONSTANTS = dict(PAGE=392, HEADS=4, DIM=128, BUDGET=512, BLOCK_N=64, RUN=16, STAGES=2)
+FUSED_CONSTANTS = dict(BLOCK_SIZE=1568, D=256, ROTARY=64, Q_HEADS=24, KV_HEADS=2, AXES=3, SECTION_H=11, SECTION_W=10)
+
+
+def cases() -> dict[str, dict]:
+    found = {
+        "scores of a decode": ("score._score_kernel", SCORE, SCORE_CONSTANTS | dict(QUERY_LEN=1, TILE_R=4, TILES=4), 4),
+        "scores of a prompt": (
+            "score._score_kernel",
+            SCORE,
+            SCORE_CONSTANTS | dict(QUERY_LEN=0, TILE_R=32, TILES=16),
+            4,
+        ),
+        "512 of 65,536": ("select._select_kernel", SELECT, dict(RUN=16, BUDGET=512, RUNS=4096), 16),
+        "rows, int8": ("write._write_rows_kernel", ROWS | CACHE, dict(BLOCK_SIZE=1568, D=256, KIND=2), 1),
+    }
+    for name, number, storage in (("bf16", 0, "bf16"), ("fp8", 1, "u8"), ("int8", 2, "i8")):
+        types = FUSED | CACHE | pointers(storage, "keys values")
+        found[f"fused, {name}"] = ("write._norm_rope_gate_write_kernel", types, FUSED_CONSTANTS | dict(KIND=number), 1)
+    found["rows, int8"][1].update(pointers("i8", "keys values"))
+    return {
+        name: {
+            "module": f"{PACKAGE}.qsa.{kernel.split('.')[0]}",
+            "kernel": kernel.split(".")[1],
+            "types": types,
+            "constants": constants,
+            "warps": warps,
+            "stages": 3,
+        }
+        for name, (kernel, types, constants, warps) in found.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> dict[tuple[str, int], dict]:
+    asked = {(name, arch): {**case, "arch": arch} for name, case in cases().items() for arch in ARCHS}
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("compile_job.py"))],
+        input=json.dumps(list(asked.values())),
+        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))},
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(zip(asked, json.loads(done.stdout)))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", sorted(cases()))
+def test_it_fits_and_spills_nothing(compiled, name, arch):
+    result = compiled[name, arch]
+    assert result["shared"] <= SM_86_SHARED
+    assert result["spills"] == 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_decodes_and_prompts_multiply_alike(compiled, arch):
+    """One family of instructions and one depth, so that a row's products add up in one order in either."""
+
+    def depth(name: str) -> set[str]:
+        shapes = (i for i in compiled[name, arch]["instructions"] if "k16" in i)
+        return {i.split(".")[0] + "k" + i.split("k")[-1] for i in shapes}
+
+    assert depth("scores of a decode") == depth("scores of a prompt") != set()
