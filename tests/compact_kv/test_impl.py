@@ -10,7 +10,8 @@ import torch
 from vllm.models.qwen4_exp.compact_kv import impl as module
 from vllm.models.qwen4_exp.compact_kv.choice import Kernels
 from vllm.models.qwen4_exp.compact_kv.prepare import prepare, warm_up
-from vllm.models.qwen4_exp.cpu.qsa import attention, write
+from vllm.models.qwen4_exp.cpu.qsa import attention
+from vllm.models.qwen4_exp.qsa import write_reference
 from vllm.models.qwen4_exp.qsa.formats import FP8, INT8, kv_format, views
 
 HEADS, KV_HEADS, WIDTH, PAGE = 4, 2, 16, 4
@@ -85,7 +86,7 @@ def built(monkeypatch):
     package = "vllm.models.qwen4_exp.qsa"
     own = SimpleNamespace(sparse_paged_attention=attention.sparse_paged_attention)
     monkeypatch.setitem(sys.modules, f"{package}.attention", own)
-    monkeypatch.setitem(sys.modules, f"{package}.write", SimpleNamespace(write_rows=write.write_rows))
+    monkeypatch.setitem(sys.modules, f"{package}.write", SimpleNamespace(write_rows=write_reference.write_rows))
 
     def build(cache_dtype, kernels):
         monkeypatch.setattr(module, "choose", lambda name: (kv_format(name), kernels))

@@ -42,29 +42,56 @@ ROWS = pointers("bf16", "key value") | integers(
     "I32", "stride_key_token stride_key_head stride_value_token stride_value_head"
 )
 SCORE_CONSTANTS = dict(PAGE=392, HEADS=4, DIM=128, BUDGET=512, BLOCK_N=64, RUN=16, STAGES=2)
+# Upstream's kernel for the indexer alone: no main heads, which its main part has to compile with.
+INDEXER = (
+    pointers("bf16", "q k cos_sin q_norm_weight k_norm_weight q_out state_cache compressed_cache main_qkv")
+    | pointers("bf16", "main_q_norm_weight main_k_norm_weight main_q_out main_gate_out main_cache")
+    | pointers("i64", "pos state_slots logical_positions compressed_slots main_slots")
+    | pointers("i32", "state_table query_start_loc k_work_metadata")
+    | integers("I32", "q_stride_token k_stride_token q_out_stride_token q_out_stride_head state_cache_stride_block")
+    | integers("I32", "state_cache_stride_token compressed_cache_stride_block compressed_cache_stride_token")
+    | integers("i32", "pos_stride_axis pos_stride_token state_table_stride_req num_tokens num_state_blocks")
+    | integers("i32", "num_compressed_blocks num_k_work main_qkv_stride_token main_cache_stride_block")
+    | integers("i32", "main_cache_stride_token main_cache_stride_head")
+    | dict.fromkeys(("eps", "main_eps", "main_k_scale", "main_v_scale"), "fp32")
+)
+INDEXER_CONSTANTS = dict(HQ=4, D=128, TILE_T_Q=2, TILE_H_Q=2, COMPRESS_RATIO=4, STATE_SIZE=4, COMP_PAGE_SIZE=392)
+INDEXER_CONSTANTS |= dict(IS_2D_POSITIONS=False, IS_K_MROPE=False, CACHE_HAS_ROPE_POS=False, MROPE_H=0, MROPE_W=0)
+INDEXER_CONSTANTS |= dict(MAIN_HQ=0, MAIN_HK=0, MAIN_D=256, MAIN_PAGE_SIZE=1)
 FUSED_CONSTANTS = dict(BLOCK_SIZE=1568, D=256, ROTARY=64, Q_HEADS=24, KV_HEADS=2, AXES=3, SECTION_H=11, SECTION_W=10)
 
 
 def cases() -> dict[str, dict]:
     found = {
-        "scores of a decode": ("score._score_kernel", SCORE, SCORE_CONSTANTS | dict(QUERY_LEN=1, TILE_R=4, TILES=4), 4),
+        "scores of a decode": (
+            "qsa.score._score_kernel",
+            SCORE,
+            SCORE_CONSTANTS | dict(QUERY_LEN=1, TILE_R=4, TILES=4),
+            4,
+        ),
         "scores of a prompt": (
-            "score._score_kernel",
+            "qsa.score._score_kernel",
             SCORE,
             SCORE_CONSTANTS | dict(QUERY_LEN=0, TILE_R=32, TILES=16),
             4,
         ),
-        "512 of 65,536": ("select._select_kernel", SELECT, dict(RUN=16, BUDGET=512, RUNS=4096), 16),
-        "rows, int8": ("write._write_rows_kernel", ROWS | CACHE, dict(BLOCK_SIZE=1568, D=256, KIND=2), 1),
+        "512 of 65,536": ("qsa.select._select_kernel", SELECT, dict(RUN=16, BUDGET=512, RUNS=4096), 16),
+        "indexer alone": ("nvidia.ops.qsa_prepare._qsa_prepare_kernel", INDEXER, INDEXER_CONSTANTS, 1),
+        "rows, int8": ("qsa.write._write_rows_kernel", ROWS | CACHE, dict(BLOCK_SIZE=1568, D=256, KIND=2), 1),
     }
     for name, number, storage in (("bf16", 0, "bf16"), ("fp8", 1, "u8"), ("int8", 2, "i8")):
         types = FUSED | CACHE | pointers(storage, "keys values")
-        found[f"fused, {name}"] = ("write._norm_rope_gate_write_kernel", types, FUSED_CONSTANTS | dict(KIND=number), 1)
+        found[f"fused, {name}"] = (
+            "qsa.write._norm_rope_gate_write_kernel",
+            types,
+            FUSED_CONSTANTS | dict(KIND=number),
+            1,
+        )
     found["rows, int8"][1].update(pointers("i8", "keys values"))
     return {
         name: {
-            "module": f"{PACKAGE}.qsa.{kernel.split('.')[0]}",
-            "kernel": kernel.split(".")[1],
+            "module": f"{PACKAGE}.{kernel.rpartition('.')[0]}",
+            "kernel": kernel.rpartition(".")[2],
             "types": types,
             "constants": constants,
             "warps": warps,

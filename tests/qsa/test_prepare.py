@@ -1,12 +1,15 @@
 """Upstream's prepare kernel, with its main part and with ours in its place, interpreted."""
 
+from functools import partial
+
 import pytest
 import torch
 
+from vllm.models.qwen4_exp.compact_kv.prepare import prepare
 from vllm.models.qwen4_exp.nvidia import model  # noqa: F401  before its parts: they import each other
 from vllm.models.qwen4_exp.nvidia.ops.qsa_prepare import qsa_prepare as upstream
-from vllm.models.qwen4_exp.qsa import prepare
 from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, views
+from vllm.models.qwen4_exp.qsa.write import norm_rope_gate_write
 from vllm.models.qwen4_exp.qsa.write_reference import quantized_rows
 
 TOKENS, RATIO, PAGE, D, Q_HEADS, KV_HEADS = 5, 4, 16, 128, 2, 2
@@ -52,7 +55,9 @@ def shared(axes: int) -> dict:
     }
 
 
-POSITIONAL = "q k positions cos_sin_cache q_norm_weight k_norm_weight eps q_out state_cache state_slots state_block_table"
+POSITIONAL = (
+    "q k positions cos_sin_cache q_norm_weight k_norm_weight eps q_out state_cache state_slots state_block_table"
+)
 POSITIONAL = f"{POSITIONAL} query_start_loc logical_positions compressed_cache compressed_slots k_work_metadata".split()
 
 
@@ -69,14 +74,14 @@ def bound(form) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("form, axes", [(INT8, 1), (FP8, 3)], ids=["int8", "fp8 of three axes"])
-def test_both_parts_equal_upstreams(form, axes, monkeypatch):
-    monkeypatch.setattr(prepare.current_platform, "has_device_capability", lambda number: False, raising=False)
+def test_both_parts_equal_upstreams(form, axes):
     given = shared(axes)
     theirs, ours = side_caches(), side_caches()
     want_cache = bound(BF16)
     want = run(upstream, given, theirs, want_cache)
     cache = bound(form)
-    got = run(prepare.qsa_prepare, given, ours, cache.view(torch.float8_e4m3fn) if form is FP8 else cache)
+    both = partial(prepare, form, D, norm_rope_gate_write, upstream)
+    got = run(both, given, ours, cache.view(torch.float8_e4m3fn) if form is FP8 else cache)
     for name, tensor in theirs.items():
         assert torch.equal(tensor.view(torch.uint8), ours[name].view(torch.uint8)), name
     assert torch.equal(want[0], got[0]) and torch.equal(want[1], got[1])
@@ -89,18 +94,3 @@ def test_both_parts_equal_upstreams(form, axes, monkeypatch):
         assert not stored[number][~written].any()
         if scales is not None:
             assert torch.equal(stored[number + 2][written], scales[written])
-
-
-def test_upstream_keeps_what_it_can_write(monkeypatch):
-    for capable in (True, False):
-        monkeypatch.setattr(
-            prepare.current_platform, "has_device_capability", lambda number: capable and number == 89, raising=False
-        )
-        assert prepare.upstream_writes(torch.bfloat16)
-        assert prepare.upstream_writes(torch.float8_e4m3fn) is capable
-        assert not prepare.upstream_writes(torch.int8)
-    calls = []
-    monkeypatch.setattr(prepare.upstream, "qsa_prepare", lambda *a, **k: calls.append(k["main_kv_cache"]) or "theirs")
-    cache = bound(BF16)
-    assert run(prepare.qsa_prepare, shared(1), side_caches(), cache) == "theirs"
-    assert calls == [cache]
