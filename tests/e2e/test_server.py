@@ -12,6 +12,7 @@ from demo.run import ENGINE
 from demo.server import Server, free_port
 
 from .compare import LARGEST, check_completion
+from .damaged import DAMAGED_TOKEN, with_damaged_token
 from .prompts import decisive
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1000)]
@@ -24,9 +25,10 @@ QUESTIONS = ("How does a pipeline keep three stages busy?", "What does an expert
 
 @pytest.fixture(scope="module")
 def server(checkpoint, tmp_path_factory):
-    log = tmp_path_factory.mktemp("server") / "serve.log"
+    folder = tmp_path_factory.mktemp("server")
+    log = folder / "serve.log"
     with Server(
-        checkpoint("ple-early"),
+        with_damaged_token(checkpoint("ple-early"), folder / "checkpoint"),
         stages=3,
         port=free_port(),
         log=log,
@@ -107,3 +109,64 @@ def test_questions_are_decisive(checkpoint, references):
         message = [{"role": "user", "content": question}]
         prompt = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
         assert min(greedy(references("ple-early"), prompt, ANSWER).margins) > 0.5
+
+
+def damaged_requests(server) -> dict[str, int]:
+    """What /metrics says: requests with damaged logits, and those that finished with an error."""
+    with urlopen(f"{server.url}/metrics") as reply:
+        text = reply.read().decode()
+    patterns = {
+        "damaged": r"^vllm:corrupted_requests_total\{[^}]*\} (\S+)",
+        "errors": r'^vllm:request_success_total\{[^}]*finished_reason="error"[^}]*\} (\S+)',
+    }
+    return {name: int(float(re.search(pattern, text, re.M)[1])) for name, pattern in patterns.items()}
+
+
+def test_a_damaged_request_ends_alone(server, client, references):
+    """Three of them beside one that must not notice: damaged in its last token, in its first chunk, and in its answer."""
+    from openai import APIError, InternalServerError
+
+    prompt, expected = decisive(references("ple-early"), 150, ANSWER, seed=31)
+    before = damaged_requests(server)
+    assert before == {"damaged": 0, "errors": 0}
+
+    def neighbour():
+        return check_completion(client, MODEL, prompt, expected, logprobs=2)
+
+    def ends_at_once(tokens):
+        with pytest.raises(InternalServerError, match="not a number") as error:
+            client.completions.create(model=MODEL, prompt=tokens, max_tokens=8)
+        return error.value.status_code
+
+    def ends_in_its_answer():
+        """The damaged token is made the answer's first, and is the last that there is."""
+        stream = client.completions.create(
+            model=MODEL,
+            prompt=prompt[:40],
+            max_tokens=8,
+            stream=True,
+            logit_bias={str(DAMAGED_TOKEN): 100},
+            extra_body={"return_token_ids": True, "ignore_eos": True},
+        )
+        tokens = []
+        with pytest.raises(APIError, match="not a number"):
+            for chunk in stream:
+                tokens += chunk.choices[0].token_ids or []
+        return tokens
+
+    with ThreadPoolExecutor(4) as users:
+        beside = users.submit(neighbour)
+        # A prefix of the neighbour's prompt, whose blocks it would share; the second spans three chunks.
+        status = [
+            users.submit(ends_at_once, [*prompt[:30], DAMAGED_TOKEN]),
+            users.submit(ends_at_once, [*prompt[:20], DAMAGED_TOKEN, *prompt]),
+        ]
+        answered = users.submit(ends_in_its_answer)
+        assert [reply.result() for reply in status] == [500, 500]
+        assert answered.result() == [DAMAGED_TOKEN]
+        beside.result()
+    assert damaged_requests(server) == {"damaged": 3, "errors": 3}
+    # Whatever the cache kept of these prompts is whole.
+    neighbour()
+    log = server.log.read_text(errors="replace")
+    assert len(re.findall(r"Request \S+ ends: \d+ of its logits are NaN", log)) == 3

@@ -18,6 +18,7 @@ from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
+from vllm.outputs import RequestError
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.pipeline_options import KEY, SCHEDULER
@@ -159,6 +160,9 @@ class Pipeline:
         #: Request id to the number of micro-batches that had been sent when its first token came.
         self.first_token: dict[str, int] = {}
         self.preemptions = 0
+        #: Requests whose logits are NaN from now on, and the errors that ended requests.
+        self.damaged: set[str] = set()
+        self.errors: dict[str, RequestError] = {}
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(setup.block, sha256) if setup.states else None
 
@@ -197,14 +201,23 @@ class Pipeline:
         samples = self.last.receive(sent.output)
         assert samples == sent.samples and self.last.books() == sent.books, "stages keep different books"
         names = list(sent.output.num_scheduled_tokens)
-        tokens = [[token_at(self.seeds[name], samples[name])] if name in samples else [] for name in names]
+        sampling = samples.keys() - self.damaged
+        tokens = [[token_at(self.seeds[name], samples[name])] if name in sampling else [] for name in names]
         returned = self.scheduler.update_from_output(
-            sent.output, ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, tokens)
+            sent.output,
+            ModelRunnerOutput(
+                names,
+                {name: i for i, name in enumerate(names)},
+                tokens,
+                num_nans_in_logits={name: 512 * (name in self.damaged) for name in names},
+            ),
         )
         for outputs in returned.values():
             for output in outputs.outputs:
                 self.received[output.request_id].extend(output.new_token_ids)
                 self.first_token.setdefault(output.request_id, len(self.batches))
+                if output.error is not None:
+                    self.errors[output.request_id] = output.error
 
     def run(self, steps: int | None = None) -> None:
         """For that many rounds; unless said, until nothing is left, which a small test reaches in far fewer than here."""
