@@ -154,15 +154,9 @@ def _select_chunks(
 
 
 def qsa_select_paged_decode(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    visible_blocks: torch.Tensor,
-    token_topk: int,
-    compress_ratio: int,
-    decode_query_len: int,
-    block_indices: torch.Tensor,
-) -> None:
+    q: torch.Tensor, k_cache: torch.Tensor, page_table: torch.Tensor, visible_blocks: torch.Tensor,
+    token_topk: int, compress_ratio: int, decode_query_len: int, block_indices: torch.Tensor
+) -> None:  # fmt: skip
     """Select for requests that bring ``decode_query_len`` rows each, in order.
 
     Args:
@@ -189,17 +183,10 @@ def qsa_select_paged_decode(
 
 
 def qsa_select_paged_prefill(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    visible_blocks: torch.Tensor,
-    token_topk: int,
-    compress_ratio: int,
-    max_query_len: int,
-    block_indices: torch.Tensor,
-    max_seq_len: int,
-) -> None:
+    q: torch.Tensor, k_cache: torch.Tensor, page_table: torch.Tensor, query_start_loc: torch.Tensor,
+    visible_blocks: torch.Tensor, token_topk: int, compress_ratio: int, max_query_len: int,
+    block_indices: torch.Tensor, max_seq_len: int
+) -> None:  # fmt: skip
     """Select for requests of any length.
 
     As ``qsa_select_paged_decode``, with ``query_start_loc`` ``[requests + 1]`` giving
