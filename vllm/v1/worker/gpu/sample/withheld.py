@@ -3,8 +3,9 @@
 
 The counts of such logits travel to the scheduler with the sampled tokens, in the copy that there is anyway; what the
 scheduler makes of them is in `v1/core/sched/damaged_requests.py`. Until it hears of it, the next step of the request
-may run, on other stages too, and must not look up a token that never was one: the argmax of NaNs can lie beyond the
-vocabulary. So the step counts as one that sampled nothing, as a chunk of a prompt does.
+may run, on other stages too, and must not go on from a token that never was one: upstream's sampler makes 1023 of
+NaNs, the end of its kernel's first block, and other samplers promise nothing. So the step counts as one that sampled
+nothing, as a chunk of a prompt does.
 """
 
 from __future__ import annotations

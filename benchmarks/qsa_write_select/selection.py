@@ -1,0 +1,149 @@
+"""Scores and the best groups of each row: times beside upstream's, and whether ours are exact and always the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from benchmarks.qsa_write_select.timing import timed
+from vllm.models.qwen4_exp import qsa_workspace
+from vllm.models.qwen4_exp.nvidia.ops import qsa_indexer as upstream
+from vllm.models.qwen4_exp.qsa import score, select
+
+HEADS, WIDTH, RATIO = 4, 128, 4
+
+
+@dataclass
+class Scene:
+    """Requests with `context` tokens each, of which the last `rows` are this step's.
+
+    With `kinds`, keys are copies of so many: most scores are equal then.
+    """
+
+    requests: int
+    rows: int
+    context: int
+    longest: int
+    budget: int
+    page: int
+    device: str
+    kinds: int | None = None
+
+    def __post_init__(self) -> None:
+        pages = -(-self.context // RATIO // self.page)
+        width = -(-self.longest // RATIO // self.page)
+        keys = torch.randn(self.kinds or self.requests * pages * self.page, WIDTH, device=self.device).bfloat16()
+        if self.kinds:
+            keys = keys[torch.randint(self.kinds, (self.requests * pages * self.page,), device=self.device)]
+        self.cache = keys.view(-1, self.page, 1, WIDTH)
+        order = torch.randperm(self.requests * pages, device=self.device).int().view(self.requests, pages)
+        self.table = torch.zeros(self.requests, width, dtype=torch.int32, device=self.device)
+        self.table[:, :pages] = order
+        count = self.requests * self.rows
+        self.q = torch.randn(count, HEADS, WIDTH, device=self.device).bfloat16()
+        positions = torch.arange(self.context - self.rows, self.context, device=self.device).repeat(self.requests)
+        self.visible = ((positions + 1) // RATIO).int()
+        self.starts = (torch.arange(self.requests + 1, device=self.device) * self.rows).int()
+        self.out = torch.full((count, self.budget // RATIO), -7, dtype=torch.int32, device=self.device)
+
+    def call(self, module, as_prompt: bool) -> Callable[[], None]:
+        head = (self.q, self.cache, self.table)
+        if as_prompt:
+            prefill = module.qsa_select_paged_prefill
+            return partial(
+                prefill, *head, self.starts, self.visible, self.budget, RATIO, self.rows, self.out, self.context
+            )
+        return partial(module.qsa_select_paged_decode, *head, self.visible, self.budget, RATIO, self.rows, self.out)
+
+    def result(self, module, as_prompt: bool) -> torch.Tensor:
+        self.out.fill_(-7)
+        self.call(module, as_prompt)()
+        return self.out.clone()
+
+    def bytes_moved(self) -> int:
+        """Each request's keys once, each row's scores and tops written, and what the selection reads of them."""
+        columns = self.visible.long().sum().item()
+        kept, run = self.budget // RATIO, score.run_length(self.budget // RATIO)
+        keys = self.requests * (self.context // RATIO) * WIDTH * 2
+        return (
+            keys + columns * 4 * 2 // run + columns * 4 + self.q.nbytes + self.out.nbytes + len(self.q) * kept * run * 4
+        )
+
+    def multiplications(self) -> int:
+        return self.visible.long().sum().item() * HEADS * WIDTH
+
+
+def scores(scene: Scene, as_prompt: bool) -> torch.Tensor:
+    """The integers of every row, as the kernel leaves them; -1 where a row sees nothing."""
+    columns = -(-scene.context // RATIO // score.BLOCK_N) * score.BLOCK_N
+    budget = scene.budget // RATIO
+    keys = torch.full((len(scene.q), columns), -1, dtype=torch.int32, device=scene.device)
+    tops = torch.full((len(scene.q), columns // score.run_length(budget)), -1, dtype=torch.int32, device=scene.device)
+    starts, query_len = (scene.starts, 0) if as_prompt else (None, scene.rows)
+    score.score_groups(
+        scene.q, scene.cache, scene.table, starts, query_len, scene.rows, scene.visible, budget, 0, keys, tops
+    )
+    return keys
+
+
+def checks(scene: Scene, repeats: int = 5) -> dict:
+    """Rows of ours that are not what the kernel's own scores rank, change between runs, or differ as a prompt or decode."""
+    budget = scene.budget // RATIO
+    first = scene.result(select, as_prompt=True)
+    ordered = scores(scene, as_prompt=True)
+    rank = ordered.long() * ordered.shape[1] + torch.arange(ordered.shape[1] - 1, -1, -1, device=scene.device)
+    want = rank.topk(budget, dim=-1).indices.sort(-1).values.int()
+    ranked = scene.visible > budget
+    wrong = (first != want).any(-1) & ranked
+    unsteady = sum((scene.result(select, True) != first).any(-1).sum().item() for _ in range(repeats))
+    row = {
+        "rows_not_exact": wrong.sum().item(),
+        "rows_that_change_in_repeats": unsteady,
+    }
+    if scene.rows <= 4:
+        row["scores_that_differ_as_decode"] = (scores(scene, False) != ordered).sum().item()
+        row["rows_that_differ_as_decode"] = (scene.result(select, False) != first).any(-1).sum().item()
+    return row
+
+
+def upstream_checks(scene: Scene, repeats: int = 5) -> dict:
+    """How upstream's operator does: rows whose set of groups changes between runs, or is not ours."""
+    decode = scene.rows <= 4
+    first = scene.result(upstream, not decode).sort(-1).values
+    again = [scene.result(upstream, not decode).sort(-1).values for _ in range(repeats)]
+    ours = scene.result(select, not decode).sort(-1).values
+    return {
+        "upstream_rows_that_change_in_repeats": sum((other != first).any(-1).sum().item() for other in again),
+        "upstream_rows_unlike_ours": (first != ours).any(-1).sum().item(),
+    }
+
+
+def measure(
+    contexts: list[int], users: list[int], chunk: int, longest: int, budget: int, page: int, device: str,
+    rate: float | None,
+) -> Iterator[dict]:  # fmt: skip
+    """Decodes of so many users and one chunk of a prompt at each context, ours and upstream's."""
+    with_upstream = device != "cpu"  # its top-k is a CUDA operator
+    for context in contexts:
+        for requests, rows in [*((count, 1) for count in users), (1, chunk)]:
+            scene = Scene(requests, rows, context, longest, budget, page, device)
+            prompt = rows > 4
+            row = {"part": "select", "context": context, "requests": requests, "rows": rows, "budget": budget}
+            row |= {"multiplications": scene.multiplications()}
+            if with_upstream:
+                yield (
+                    row | {"what": "upstream"} | timed(scene.call(upstream, prompt), device, scene.bytes_moved(), rate)
+                )
+            yield row | {"what": "ours"} | timed(scene.call(select, prompt), device, scene.bytes_moved(), rate)
+            ties = Scene(requests, min(rows, 64), context, longest, budget, page, device, kinds=40)
+            for name, case in (("scores differ", Scene(requests, min(rows, 64), context, longest, budget, page, device)),
+                               ("40 scores", ties)):  # fmt: skip
+                checked = checks(case) | (upstream_checks(case) if with_upstream else {})
+                yield row | {"what": f"checks, {name}", "rows": case.rows} | checked
+
+
+def workspace_bytes(device: str) -> int:
+    return sum(buffer.nbytes for place, buffer in qsa_workspace._buffers.items() if place.type == device.split(":")[0])
