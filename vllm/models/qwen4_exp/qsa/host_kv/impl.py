@@ -26,17 +26,7 @@ class HostKVImpl:
         return getattr(self._inner, name)
 
     def forward_qsa(
-        self,
-        layer: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        attn_metadata: Any,
-        output: torch.Tensor,
-        token_to_req: torch.Tensor,
-        use_prefill_config: bool,
-        output_gate: torch.Tensor,
+        self, layer, query, key, value, kv_cache, attn_metadata, output, token_to_req, use_prefill_config, output_gate
     ) -> torch.Tensor:
         """Attend from ``query`` to what ``layer.topk_indices_buffer`` selects; see the wrapped class."""
         tokens = attn_metadata.num_actual_tokens
