@@ -85,12 +85,12 @@ class ReadPool:
             advise(spans)
             return Outcome(complete(self.queue, spans, target), None, 0)
         results = self.queue.read(spans, target, nowait=True)
-        if np.isin(-results, _DOES_NOT_TELL).any():
-            self._tells = False
-            return self._read(spans, target)
         cached = results == spans.size
         if cached.all():
             return Outcome(results, cached, 0)
+        if np.isin(-results, _DOES_NOT_TELL).any():
+            self._tells = False
+            return self._read(spans, target)
         rest = spans[~cached]
         advise(rest)
         results[~cached] = complete(self.queue, rest, target)
