@@ -19,22 +19,22 @@ LAYER = "layers.1.ple.ple_embedding.ngram_embedding"
 #: Tensors of every shard, by what the rows are: bf16 as released; fp8 as in the FP8 release, with one scale for the whole
 #: table, which costs no read; and fp8 with a scale for every row, as compressed-tensors writes it.
 FORMS = {
-    "bf16": {"weight": ("BF16", ROW_VALUES)},
-    "fp8": {"weight": ("F8_E4M3", ROW_VALUES)},
-    "fp8, scaled by row": {"weight": ("F8_E4M3", ROW_VALUES), "weight_scale": ("BF16", 1)},
+    "bf16": {"weight": "BF16"},
+    "fp8": {"weight": "F8_E4M3"},
+    "fp8, scaled by row": {"weight": "F8_E4M3", "weight_scale": "BF16"},
 }
 SHARDS = 8
 #: Shards of the published table.
 PUBLISHED_SHARDS = 128
 
 
-def random_table(folder: Path, form: str, rows: int) -> Table:
-    """``rows`` random rows in SHARDS files, as a checkpoint holds them."""
+def random_table(folder: Path, form: str, rows: int, dim: int = ROW_VALUES) -> Table:
+    """``rows`` random rows of ``dim`` values in SHARDS files, as a checkpoint holds them."""
     folder.mkdir(parents=True)
     dice = np.random.default_rng(0)
     block = dice.integers(0, 256, 1 << 26, dtype=np.uint8)
     for shard in range(SHARDS):
-        path = _write(folder, form, rows, SHARDS, shard)
+        path = _write(folder, form, rows, SHARDS, shard, dim)
         with open(path, "r+b") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(_data_offset(path))
@@ -46,7 +46,7 @@ def random_table(folder: Path, form: str, rows: int) -> Table:
                 file.seek(entry.offset)
                 file.write(np.float32(0.01).tobytes())
             os.fsync(file.fileno())
-    return locate_table(folder, LAYER, TableShape(rows, ROW_VALUES, SHARDS))
+    return locate_table(folder, LAYER, TableShape(rows, dim, SHARDS))
 
 
 def published_shards(folder: Path, marks: dict[int, int]) -> Table:
@@ -79,10 +79,13 @@ def _mark(path: Path, offset: int, value: int) -> None:
         file.write(bytes([value]) * 320)
 
 
-def _write(folder: Path, form: str, rows: int, shards: int, shard: int) -> Path:
+def _write(folder: Path, form: str, rows: int, shards: int, shard: int, dim: int = ROW_VALUES) -> Path:
     path = folder / f"table-{shard:03d}.safetensors"
     count = shard_rows(rows, shards, shard)
-    tensors = {f"{LAYER}.shard_{shard}.{leaf}": (dtype, (count, width)) for leaf, (dtype, width) in FORMS[form].items()}
+    tensors = {
+        f"{LAYER}.shard_{shard}.{leaf}": (dtype, (count, dim if leaf == "weight" else 1))
+        for leaf, dtype in FORMS[form].items()
+    }
     if form == "fp8" and not shard:
         tensors[f"{LAYER}.weight_scale"] = ("F32", (1,))
     write_file(path, tensors)

@@ -1,5 +1,6 @@
 """The layer without a weight, against upstream's table in memory, and what is staged for it."""
 
+import errno
 import os
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 
 from vllm.config import LoadConfig
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-from vllm.models.qwen4_exp.ple_store import errors
+from vllm.models.qwen4_exp.ple_store import errors, staging
 from vllm.models.qwen4_exp.ple_store.staging import PLERowStager
 
 from .steps import DIM, HEADS, MAX_TOKENS, PARTS, ROWS, STEPS, batch_of, build_layer, look_up, random_tokens, stage
@@ -80,33 +81,78 @@ def test_a_client_cannot_pass_for_a_warm_up(build):
     assert torch.equal(rows, look_up(build(False), STEPS["one prompt"]))
 
 
-def test_a_failing_read_fails_the_step(build):
+def test_a_lost_file_fails_the_step(build, monkeypatch):
+    """Also where requests could be ended one by one: all of them would be."""
+    monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
     layer = build(True)
     layer.ngram_embedding.table.close()
-    with pytest.raises(errors.RowReadFailed):
+    with pytest.raises(errors.RowReadFailed, match="No row of that file can be read any more"):
         stage(layer, STEPS["decodes"])
     assert layer.ngram_embedding.counters.failures == 1
 
 
-def test_a_failing_read_names_the_requests_that_needed_it(build):
-    """And nothing is put in place of their rows."""
+@pytest.fixture
+def damaged(build):
+    """A layer, a step, the file and offset of a row that only its third request needs, and which tokens need it."""
     layer, requests = build(True), STEPS["packed prompts"]
-    stage(layer, requests)
     batch, _, inputs = batch_of(requests)
     ids = layer.compute_ngram_ids(batch.input_ids, inputs["query_start_loc"], inputs["ngram_context"]).numpy()
     bounds = batch.query_start_loc_np
     of = [set(ids[a:b].ravel()) for a, b in zip(bounds[:-1], bounds[1:])]
-    row = min(of[2] - of[0] - of[1])  # only the third request needs it
-    files, offsets = layer.ngram_embedding.table.table.rows.place(np.array([row]))
-    path = layer.ngram_embedding.table.table.rows.paths[files[0]]
-    os.truncate(path, int(offsets[0]) + 3)
-    lost = layer.ngram_embedding.rows.fill_(torch.nan)
-    with pytest.raises(
-        errors.RowReadFailed, match=f"{path}: expected .* at offset {offsets[0]}, found 3 bytes"
-    ) as caught:
+    rows = layer.ngram_embedding.table.table.rows
+    # The last row of its file: nothing behind it is cut off with it.
+    row = max(of[2] - of[0] - of[1])
+    files, offsets = rows.place(np.array([row]))
+    return layer, requests, rows.paths[files[0]], int(offsets[0]), np.isin(ids, row)
+
+
+def test_a_failing_read_names_the_requests_that_needed_it(damaged, monkeypatch):
+    monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "0")
+    layer, requests, path, offset, _ = damaged
+    os.truncate(path, offset + 3)
+    with pytest.raises(errors.RowReadFailed, match=f"{path}: expected .* at offset {offset}, found 3 bytes") as caught:
         stage(layer, requests)
-    assert "r2" in caught.value.requests and row in caught.value.rows
-    assert lost.isnan().all()
+    assert "r2" in caught.value.requests
+
+
+def test_only_the_requests_that_needed_it_get_nan(build, damaged, monkeypatch):
+    """Which their logits then are, for which the scheduler ends them; nothing else stands in place of the rows."""
+    monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
+    layer, requests, path, offset, needed = damaged
+    wanted = look_up(build(False), requests)
+    queue = layer.ngram_embedding.table._rows._pool.queue
+    read = queue.read
+
+    def fail(spans, target, nowait):
+        results = read(spans, target, nowait)
+        hit = (spans.offset <= offset) & (offset < spans.offset + spans.size) & (spans.fd == descriptor)
+        return np.where(hit, -errno.EIO, results)
+
+    files = layer.ngram_embedding.table._rows
+    descriptor = files._descriptors[files.location.paths.index(path)]
+    monkeypatch.setattr(queue, "read", fail)
+    rows = stage(layer, requests)
+    lost = rows.view(len(needed), -1, DIM).isnan()
+    assert torch.from_numpy(needed)[..., None].expand_as(lost)[lost].any() and (lost.any(-1) == lost.all(-1)).all()
+    assert lost.all(-1)[torch.from_numpy(needed)].all()
+    assert torch.equal(torch.where(rows.isnan(), wanted, rows), wanted)
+    # Neighbours on disk are read together, and lost together: which requests that are is on the exception.
+    assert not lost[: len(requests[0][1])].all()
+
+
+def test_why_requests_end_is_kept_for_the_scheduler(damaged, monkeypatch):
+    monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
+    layer, requests, path, offset, _ = damaged
+    os.truncate(path, offset + 3)
+    batch, states, inputs = batch_of(requests)
+    stager = PLERowStager(torch.nn.ModuleList([layer]))
+    stager.stage(batch, states, inputs)
+    assert f"{path}: expected" in stager._reasons["r2"] and f"offset {offset}" in stager._reasons["r2"]
+    assert "needed by" in stager._reasons["r2"] and layer.ngram_embedding.counters.failures == 1
+    monkeypatch.setattr(staging, "_REASONS", 1)
+    for _ in range(3):
+        stager.stage(batch, states, inputs)
+    assert len(stager._reasons) == 1
 
 
 def test_a_stage_without_the_layer_has_nothing_to_do(build):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: The environment variable with the word; not a setting.
 WORD = "NGRAM_TABLE_SOCKETS"
 #: A worker that is in the middle of something answers at the next scrape.
-_PATIENCE = 0.25
+_PATIENCE = 1.0
 _LABELS = ("model_name", "engine", "stage", "rank")
 
 #: name of a counter in the worker -> what it is, for `/metrics`
@@ -52,18 +52,27 @@ def prepare() -> None:
     os.environ.setdefault(WORD, uuid.uuid4().hex[:16])
 
 
-def answer(labels: dict[str, str], snapshot: Callable[[], dict[str, float]]) -> None:
+def answer(
+    labels: dict[str, str],
+    snapshot: Callable[[], dict[str, float]],
+    reasons: Callable[[], dict[str, str]] = dict,
+) -> None:
     """In a worker: answer whoever asks, for as long as the process lives.
 
     Args:
         labels: engine, stage and rank of this worker
         snapshot: gives the counters
+        reasons: gives, by request, why rows of it could not be read
     """
+
+    def made() -> dict[str, Any]:
+        return {"labels": labels, "counters": snapshot(), "reasons": reasons()}
+
     prepare()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0{_prefix()}{os.getpid()}-{uuid.uuid4().hex[:8]}")
     listener.listen(8)
-    threading.Thread(target=_answer, args=(listener, labels, snapshot), name="ngram-metrics", daemon=True).start()
+    threading.Thread(target=_answer, args=(listener, made), name="ngram-metrics", daemon=True).start()
 
 
 def show(vllm_config: VllmConfig) -> None:
@@ -78,6 +87,12 @@ def show(vllm_config: VllmConfig) -> None:
 def show_in(registry: CollectorRegistry) -> None:
     """The same for the registry of one of several API servers, which is not the global one."""
     registry.register(_counters)
+
+
+def reason(request: str) -> str | None:
+    """In the engine core: why rows of a request could not be read, if that is what happened to it."""
+    answers = (_ask(name) for name in _sockets())
+    return next((found for made in answers if made and (found := made["reasons"].get(request))), None)
 
 
 class _Counters(Collector):
@@ -111,12 +126,12 @@ def _prefix() -> str:
     return f"vllm-ngram-table-{os.environ[WORD]}-"
 
 
-def _answer(listener: socket.socket, labels: dict[str, str], snapshot: Callable[[], dict[str, float]]) -> None:
+def _answer(listener: socket.socket, made: Callable[[], dict[str, Any]]) -> None:
     while True:
         connection, _ = listener.accept()
         with connection:
             try:
-                connection.sendall(json.dumps({"labels": labels, "counters": snapshot()}).encode())
+                connection.sendall(json.dumps(made()).encode())
             except OSError:
                 # Whoever asked has gone.
                 continue

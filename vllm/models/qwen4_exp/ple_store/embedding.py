@@ -19,7 +19,7 @@ from vllm.logger import init_logger
 
 from ..common import ngram_embedding as upstream
 from .counters import Counters
-from .errors import TableNotLoadable
+from .errors import RowReadFailed, TableNotLoadable
 from .fetch import RowFetcher
 from .flat.reader import open_flat
 from .formats import dequantize, locate_table
@@ -112,7 +112,7 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
             table.count * table.row_bytes / 2**30,
         )
 
-    def stage(self, ids: np.ndarray, padded_tokens: int) -> None:
+    def stage(self, ids: np.ndarray, padded_tokens: int) -> RowReadFailed | None:
         """Fetch the rows of a step.
 
         Args:
@@ -120,15 +120,36 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
             padded_tokens: tokens that the forward will look at; rows between
                 ``tokens`` and this become zero, later ones stay as they are
 
+        Returns:
+            what could not be read, if anything: such rows are NaN, and all others right
+
         Raises:
-            RowOutOfRange, RowReadFailed
+            RowOutOfRange
         """
         tokens = ids.shape[0]
-        rows, scales = self.table.split(self.fetcher.fetch(ids))
+        records, lost = self._fetch(ids)
+        rows, scales = self.table.split(records)
         # Codes travel to the device, and are multiplied there.
         scales = scales if scales is None else self._send(scales)
         self.rows[:tokens] = dequantize(self.table.table, self._send(rows), scales, self.rows.dtype)
         self.rows[tokens:padded_tokens].zero_()
+        if lost is not None:
+            unread = torch.from_numpy(np.isin(ids, lost.rows)).to(self.rows.device)
+            self.rows[:tokens].masked_fill_(unread[:, :, None], float("nan"))
+        return lost
+
+    def _fetch(self, ids: np.ndarray) -> tuple[torch.Tensor, RowReadFailed | None]:
+        """Records of ``ids``, and what could not be read of them; the records of such rows are other ones."""
+        lost: RowReadFailed | None = None
+        while True:
+            try:
+                return self.fetcher.fetch(ids), lost
+            except RowReadFailed as error:
+                lost = error if lost is None else lost.joined(error)
+                readable = np.setdiff1d(ids, lost.rows)
+                if not readable.size:
+                    return torch.zeros(*ids.shape, self.table.table.row_bytes, dtype=torch.uint8), lost
+                ids = np.where(np.isin(ids, lost.rows), readable[0], ids)
 
     def _send(self, values: torch.Tensor) -> torch.Tensor:
         """``values`` on the device, without waiting for what the device does: pageable memory would."""

@@ -149,13 +149,17 @@ class RowReadFailed(PLEStoreError):
         """The same, with the requests that it concerns."""
         return RowReadFailed(self.path, self.expected, self.actual, self.rows, self.gone, requests)
 
+    def joined(self, other: "RowReadFailed") -> "RowReadFailed":
+        """Both; the sentence stays that of the first."""
+        return RowReadFailed(self.path, self.expected, self.actual, self.rows + other.rows, self.gone or other.gone)
+
     def __str__(self) -> str:
         lost = f" Row {self.rows[0]}{f' and {len(self.rows) - 1} more' * (len(self.rows) > 1)}" if self.rows else ""
         whose = f", needed by {', '.join(self.requests)}." if self.requests else "." * bool(lost)
         rest = "No row of that file can be read any more." if self.gone else "Other rows can still be read."
         return (
             f"{self.what}: {self.path}: expected {self.expected}, found {self.actual}.{lost}{whose} {rest} The file changed "
-            "or its disk failed while it was being served; the step is given up rather than computed from wrong rows."
+            "or its disk failed while it was being served; nothing is computed from other rows instead."
         )
 
 

@@ -34,6 +34,9 @@ from .errors import RowOutOfRange, RowReadFailed, UnreadableFile
 from .reads import ReadPool
 from .reads.spans import coalesce
 
+#: What the system says of a file that is lost as a whole: closed, its device or its server gone.
+_GONE = (errno.EBADF, errno.ENXIO, errno.ENODEV, errno.ESTALE)
+
 
 class Location(Protocol):
     """Where the records of a table are: rows of one tensor, or whatever a file of ours holds for each row.
@@ -133,7 +136,7 @@ class TableFiles:
 
     def _read(self, wanted: np.ndarray, target: np.ndarray) -> None:
         if not self._close.alive:
-            raise RowReadFailed(self.location.paths[0], "an open file", "a closed one")
+            raise RowReadFailed(self.location.paths[0], "an open file", "a closed one", wanted.tolist(), gone=True)
         files, offsets = self.location.place(wanted)
         spans, first = coalesce(self._descriptors[files], offsets, self.location.row_bytes)
         outcome = self._pool.read(spans, target)
@@ -149,7 +152,7 @@ class TableFiles:
                 f"{spans.size[span]} bytes at offset {spans.offset[span]}",
                 actual,
                 rows=lost.tolist(),
-                gone=-result in (errno.EBADF, errno.ENXIO, errno.ENODEV),
+                gone=-result in _GONE,
             )
 
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+import vllm.envs as envs
 from vllm.distributed import get_pp_group, get_tp_group
+from vllm.logger import init_logger
 from vllm.v1.metrics import ngram_table
 
 from .counters import Counters
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 
 #: Requests of vllm/v1/worker/gpu/warmup.py. That none is missing shows in tests/e2e/test_server.py.
 _WARM_UP = re.compile(r"_[a-z0-9_]*warmup_(\d+|decode|prefill)_")
+
+
+#: Sentences that are kept for the scheduler, which asks for one within a few steps.
+_REASONS = 256
+
+logger = init_logger(__name__)
 
 
 class PLERowStager:
@@ -52,9 +60,10 @@ class PLERowStager:
         self._hashes = [NgramHash.of(layer) for layer in self._layers]
         self._tokens = HostTokens(self._hashes[0].reach, self._hashes[0].eos, received)
         self._most = self._layers[0].ngram_embedding.rows.shape[0]
+        self._reasons: dict[str, str] = {}
         if state is not None:
             self._watch(state)
-            publish([layer.ngram_embedding.counters for layer in self._layers], state.vllm_config)
+            publish([layer.ngram_embedding.counters for layer in self._layers], self._reasons, state.vllm_config)
 
     def stage(
         self,
@@ -74,7 +83,8 @@ class PLERowStager:
                 ``ngram_context`` ``[max_num_reqs, ngram_size - 1]``
 
         Raises:
-            RowOutOfRange, RowReadFailed: with the requests that needed the rows
+            RowOutOfRange
+            RowReadFailed: rows could not be read, and the requests that needed them cannot be ended by themselves
         """
         if not self._layers:
             return
@@ -86,15 +96,31 @@ class PLERowStager:
         step = self._step(batch, model_inputs)
         for layer, hash_ in zip(self._layers, self._hashes, strict=True):
             ids = hash_(step.tokens, step.starts, step.before)
-            try:
-                layer.ngram_embedding.stage(ids, padded_tokens)
-            except RowReadFailed as error:
+            lost = layer.ngram_embedding.stage(ids, padded_tokens)
+            if lost is not None:
                 layer.ngram_embedding.counters.add(failures=1)
-                raise error.named(_requests(batch, ids, error.rows)) from error
+                self._give_up(lost.named(_requests(batch, ids, lost.rows)))
         following = self._tokens.following(batch, self._most)
         if following is not None:
             for layer, hash_ in zip(self._layers, self._hashes, strict=True):
                 layer.ngram_embedding.fetcher.read_ahead(hash_(following.tokens, following.starts, following.before))
+
+    def _give_up(self, lost: RowReadFailed) -> None:
+        """End the requests that needed lost rows, or this stage.
+
+        Their rows are NaN, which stays in a request's states; so its logits are NaN, for which the scheduler ends it
+        (``v1/core/sched/damaged_requests.py``) with the sentence that is kept here.
+
+        Raises:
+            RowReadFailed: nobody looks for NaN, or the file is lost and every request would end like this
+        """
+        if lost.gone or not envs.VLLM_COMPUTE_NANS_IN_LOGITS:
+            raise lost
+        logger.error("%s The server goes on; these requests end with an error.", lost)
+        for request in lost.requests:
+            self._reasons[request] = str(lost)
+        while len(self._reasons) > _REASONS:
+            del self._reasons[next(iter(self._reasons))]
 
     def _step(self, batch: "InputBatch", model_inputs: dict[str, Any]) -> Step:
         begun = time.perf_counter()
@@ -133,8 +159,8 @@ def made_up(batch: "InputBatch", req_states: "RequestState") -> bool:
     return first not in req_states.req_id_to_index or _WARM_UP.fullmatch(first) is not None
 
 
-def publish(counters: list[Counters], vllm_config: "VllmConfig") -> None:
-    """Let what reading has cost on this worker be seen on ``/metrics``."""
+def publish(counters: list[Counters], reasons: dict[str, str], vllm_config: "VllmConfig") -> None:
+    """Let what reading has cost on this worker be seen on ``/metrics``, and by the scheduler why requests end."""
     labels = {
         "engine": str(vllm_config.parallel_config.data_parallel_index),
         "stage": str(get_pp_group().rank_in_group),
@@ -145,7 +171,7 @@ def publish(counters: list[Counters], vllm_config: "VllmConfig") -> None:
         parts = [one.snapshot() for one in counters]
         return {name: sum(part[name] for part in parts) for name in parts[0]}
 
-    ngram_table.answer(labels, snapshot)
+    ngram_table.answer(labels, snapshot, lambda: dict(reasons))
 
 
 def _requests(batch: "InputBatch", ids: np.ndarray, rows: list[int]) -> list[str]:

@@ -1,0 +1,130 @@
+"""One engine: rates with a cold and a warm page cache, and where the time of its steps went."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+from benchmarks import host_time
+from benchmarks.pipeline_rates.rates import Stream, Users, turn
+from benchmarks.ple_reads.measure import disk_bytes, drop, memory
+
+SETTLE, COUNTED = 8, 96
+
+
+class Sampling(Users):
+    """Users who sample, so that their n-grams are new ones: without weights the likeliest token is always the same."""
+
+    def ask(self, users: int, context: int, tokens: int) -> None:
+        from vllm import SamplingParams
+
+        for _ in range(users):
+            dice = random.Random(f"{id(self)} {self._asked}")
+            name = f"user-{self._asked}"
+            self._asked += 1
+            params = SamplingParams(
+                temperature=1.0, seed=self._asked, max_tokens=tokens, ignore_eos=True, detokenize=False
+            )
+            prompt = [dice.randrange(16, 490) for _ in range(context)]
+            self.streams[name] = Stream()
+            self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
+
+
+def stock_allocation() -> None:
+    """Pinned memory as upstream allocates it, in this process, where the engine runs too."""
+    import torch
+
+    from vllm.models.qwen4_exp.ple_store import pinned
+
+    pinned.page_locked = lambda shape, dtype: torch.empty(shape, dtype=dtype, pin_memory=True)
+
+
+def counters() -> dict[str, float]:
+    """Of the reads of this engine's workers; empty with a table in memory."""
+    from vllm.v1.metrics import ngram_table
+
+    answers = [made for name in ngram_table._sockets() if (made := ngram_table._ask(name)) is not None]
+    return {name: sum(made["counters"][name] for made in answers) for name in ngram_table.NAMES} if answers else {}
+
+
+def available() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def run(job: dict) -> dict:
+    from vllm import LLM
+
+    if job["stock"]:
+        stock_allocation()
+    free, began = available(), time.perf_counter()
+    llm = LLM(**job["engine"])
+    engine, started = llm.llm_engine, time.perf_counter() - began
+    found = {
+        "start_s": round(started, 1),
+        "memory_taken": free - available(),
+        "locked_bytes": memory()["locked"],
+        "prefill": [],
+        "decode": [],
+    }
+    files = [Path(path) for path in job["files"]]
+    measure_prefill(engine, 512)  # compiles what a prompt needs
+    for context in job["contexts"]:
+        for cache in ("cold", "warm"):
+            # Warm: the rows of this very prompt were read a moment ago.
+            if cache == "cold":
+                drop(files)
+            found["prefill"].append(measure_prefill(engine, context) | {"cache": cache})
+    for users in job["users"]:
+        for cache in ("cold", "warm"):
+            if cache == "cold":
+                drop(files)
+            found["decode"].append(measure_decode(engine, users, job["decode_context"]) | {"cache": cache})
+    return found
+
+
+def measure_prefill(engine, context: int) -> dict:
+    users = Sampling(engine)
+    before, began = counters(), time.perf_counter()
+    users.ask(1, context, 1)
+    users.until(lambda: users.tokens() >= 1)
+    seconds = time.perf_counter() - began
+    users.leave()
+    return {
+        "context": context,
+        "seconds": round(seconds, 4),
+        "tokens_per_s": round(context / seconds, 1),
+        "reads": _since(before),
+    }
+
+
+def measure_decode(engine, users: int, context: int) -> dict:
+    made = Sampling(engine)
+    made.ask(users, context, SETTLE + COUNTED + 64)
+    made.until(lambda: made.tokens() >= 1)
+    made.decode(SETTLE)
+    host_time.reset(engine)
+    before, disk = counters(), disk_bytes()
+    found = turn(made, COUNTED)
+    read = _since(before) | {"kernel_disk_bytes": disk_bytes() - disk}
+    times = host_time.collect(engine)
+    made.leave()
+    return {"users": users, "context": context, "reads": read, "gpu": _gpu(times), "times": times} | found
+
+
+def _gpu(times: dict) -> dict:
+    """Milliseconds a decode step, by what the GPU did: `between` is from the end of a forward to the next one's start."""
+    parts = [part["steps"]["decode"]["gpu"] for name, part in times.items() if "decode" in part["steps"]]
+    return {name: series["mean_ms"] for gpu in parts for name, series in gpu.items()}
+
+
+def _since(before: dict[str, float]) -> dict[str, float]:
+    return {name: value - before.get(name, 0) for name, value in counters().items()}
+
+
+if __name__ == "__main__":
+    given = json.loads(Path(sys.argv[1]).read_text())
+    Path(sys.argv[2]).write_text(json.dumps(run(given)))
