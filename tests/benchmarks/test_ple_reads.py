@@ -1,6 +1,7 @@
 """The benchmark of reads on a small table, and what its claims are made of."""
 
 import pytest
+import torch
 
 from benchmarks.ple_reads import record
 from benchmarks.ple_reads.__main__ import holes
@@ -23,6 +24,8 @@ def few(monkeypatch):
 def test_every_case_of_a_small_table(tmp_path, form):
     table = random_table(tmp_path / "table", form, 20_000)
     flatten(table, "layers.1.ple.ple_embedding.ngram_embedding", 160, tmp_path / "flat")
+    some = TableReader(table).gather(torch.arange(1000))[0].float()
+    assert some.isfinite().all() and len(some.unique()) > 100
     for flat in (None, tmp_path / "flat"):
         found = list(cases(tmp_path / "table", form, 20_000, flat))
         assert [one["what"] for one in found] == ["decode"] * 4 + ["chunk"] * 3 + ["memory"]

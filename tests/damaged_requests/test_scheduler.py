@@ -5,6 +5,7 @@ import pytest
 from tests.pipeline_scheduler.harness import Setup, token_at
 from vllm.v1.core.sched.damaged_requests import CODE
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.metrics import ngram_table
 
 SETUPS = pytest.mark.parametrize(
     "setup",
@@ -35,6 +36,18 @@ def test_the_damaged_request_ends_alone(pipeline, setup, steps):
     expect_whole(line, "good", 70, 12)
     expect_whole(line, "late", 100, 12)
     assert line.free_blocks() == free
+
+
+def test_a_row_that_could_not_be_read_is_the_reason_given(pipeline, monkeypatch):
+    monkeypatch.setattr(ngram_table, "reason", {"bad": "Reading a row failed: offset 7."}.get)
+    line = pipeline(Setup(stages=1))
+    for number, name in enumerate(("bad", "worse")):
+        line.add(name, 40, 12, seed=number)
+    line.run(3)
+    line.damaged |= {"bad", "worse"}
+    line.run()
+    assert line.errors["bad"].message.startswith("Reading a row failed: offset 7. So the request was ended")
+    assert "NaN or infinity" in line.errors["worse"].message and line.errors["bad"].code == CODE
 
 
 def test_its_blocks_are_not_found_again(pipeline):

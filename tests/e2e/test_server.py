@@ -1,15 +1,23 @@
 """The real server on three stages, through the `openai` client: streamed chat, completions, two users at once."""
 
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
+from safetensors import safe_open
 
 from demo.client import MODEL, stream_chat
 from demo.reference import greedy
 from demo.run import ENGINE
 from demo.server import Server, free_port
+from vllm.ampere.command import main
+from vllm.models.qwen4_exp.ple_store.flat.layout import FlatLocation, read_flat_header
+from vllm.models.qwen4_exp.ple_store.ngram_ids import NgramHash
 
 from .compare import LARGEST, check_completion
 from .damaged import DAMAGED_TOKEN, with_damaged_token
@@ -26,17 +34,19 @@ QUESTIONS = ("How does a pipeline keep three stages busy?", "What does an expert
 @pytest.fixture(scope="module")
 def server(checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
-    log = folder / "serve.log"
+    log, flat = folder / "serve.log", folder / "table.flat"
+    assert main(["flatten-ple", str(checkpoint("ple-early")), str(flat)]) == 0
     with Server(
         with_damaged_token(checkpoint("ple-early"), folder / "checkpoint"),
         stages=3,
         port=free_port(),
         log=log,
-        arguments=[*ENGINE, "--max-num-batched-tokens", "64"],
+        arguments=[*ENGINE, "--max-num-batched-tokens", "64", "--engram-config.host_file_path", str(flat)],
         env={"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
     ) as running:
         running.wait_until_healthy(READY_LIMIT, lambda seconds, milestone: None)
         running.reads_at_start = table_reads(running.url)
+        running.table, running.header = flat, read_flat_header(flat)
         yield running
 
 
@@ -170,3 +180,35 @@ def test_a_damaged_request_ends_alone(server, client, references):
     neighbour()
     log = server.log.read_text(errors="replace")
     assert len(re.findall(r"Request \S+ ends: \d+ of its logits are NaN", log)) == 3
+
+
+def test_a_lost_row_ends_the_requests_that_need_it(server, client, checkpoint, references):
+    """The table's file is cut off while it is served; last, because it stays so."""
+    from openai import InternalServerError
+
+    kept = stream_chat(server.url, QUESTIONS[0], ANSWER)
+    highest = last_row(server, checkpoint("ple-early"), kept.prompt_tokens + kept.tokens)
+    prompts = (decisive(references("ple-early"), 150, 1, seed=seed)[0] for seed in range(50, 60))
+    prompt = next(one for one in prompts if last_row(server, checkpoint("ple-early"), one) > highest)
+    offset = last_row(server, checkpoint("ple-early"), prompt)
+    os.truncate(server.table, offset + 3)
+    # Upstream leaves paths of the server out of what clients are told; the log has it.
+    with pytest.raises(InternalServerError, match=f"expected 32 bytes at offset {offset}, found 3 bytes") as error:
+        client.completions.create(model=MODEL, prompt=prompt, max_tokens=4)
+    assert error.value.status_code == 500 and "So the request was ended" in str(error.value)
+    assert stream_chat(server.url, QUESTIONS[0], ANSWER).tokens == kept.tokens
+    assert table_reads(server.url)["0"]["failures"] >= 1
+    log = server.log.read_text(errors="replace")
+    assert f"{server.table}: expected 32 bytes at offset {offset}" in log and "The server goes on" in log
+
+
+def last_row(server: Server, checkpoint: Path, tokens: list[int]) -> int:
+    """Offset in a flat file of the last row in it that these tokens need."""
+    numbers = {}
+    for path in checkpoint.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            names = [name for name in file.keys() if name.endswith(("layer_multipliers", "sizes", "heads_offsets"))]
+            numbers |= {name.rsplit(".", 1)[1]: file.get_tensor(name) for name in names}
+    layer = SimpleNamespace(**numbers, heads_per_ngram=8, eos_token_id=0)
+    ids = NgramHash.of(layer)(np.array(tokens), np.array([0, len(tokens)]), np.zeros((1, 2), dtype=np.int64))
+    return int(FlatLocation(server.table, server.header).place(np.array([ids.max()]))[1][0])

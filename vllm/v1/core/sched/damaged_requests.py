@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 from vllm.outputs import RequestError
 from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.metrics import ngram_table
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -49,6 +50,13 @@ def with_damaged(
         # All groups: which of a request's states is damaged is not known here.
         blocks = scheduler.kv_cache_manager.get_block_ids(request_id)
         scheduler.kv_cache_manager.evict_blocks({block for group in blocks for block in group})
+        why = ngram_table.reason(request_id)
+        if why is not None:
+            found[request_id] = RequestError(
+                CODE, f"{why} So the request was ended. Tokens that were sent before are whole."
+            )
+            logger.error("Request %s ends: %s", request_id, why)
+            continue
         logger.error(
             "Request %s ends: %d of its logits are NaN or infinity, after %d tokens of prompt and %d of answer. If it "
             "comes again, look at the checkpoint (`vllm ampere check`), then at the memory of the GPUs.",

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows and scales from a flat file."""
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from ..counters import Counters
-from ..errors import FlatTableOfOther, PLEStoreError, TableNotFound, UnfinishedFlatTable, WrongFlatTable
+from ..errors import FlatTableOfOther, TableNotFound, UnfinishedFlatTable, WrongFlatTable
 from ..formats import locate_table
 from ..gather import TableFiles
 from ..locate import TableShape
@@ -84,13 +85,8 @@ def open_flat(
     ):
         if wanted != found:
             raise WrongFlatTable(path, f"{what} {wanted}", str(found))
-    reader = FlatReader(path, table, pool, counters)
-    try:
-        _compare(reader, path, checkpoint, layer, shape)
-    except PLEStoreError:
-        reader.close()
-        raise
-    return reader
+    _compare(path, table, checkpoint, layer, shape)
+    return FlatReader(path, table, pool, counters)
 
 
 def partial(path: Path) -> Path:
@@ -98,26 +94,22 @@ def partial(path: Path) -> Path:
     return path.with_name(path.name + ".partial")
 
 
-def _compare(reader: FlatReader, path: Path, checkpoint: str, layer: str, shape: TableShape) -> None:
+def _compare(path: Path, table: FlatTable, checkpoint: str, layer: str, shape: TableShape) -> None:
+    """Compare a few rows with the checkpoint's, over files of their own: nothing of it is counted as serving."""
     try:
         stored = locate_table(checkpoint, layer, shape)
     except TableNotFound:
         # The shards may have made room for the file.
         return
     wanted = FlatTable.of(stored, layer, shape.dim, {})
-    if not wanted.same_table(reader.table):
-        raise FlatTableOfOther(
-            path, f"{wanted} rows with scale {wanted.table_scale}, as {checkpoint} has", str(reader.table)
-        )
+    if not wanted.same_table(table):
+        raise FlatTableOfOther(path, f"{wanted} rows with scale {wanted.table_scale}, as {checkpoint} has", str(table))
     ids = torch.from_numpy(np.unique(np.linspace(0, shape.rows - 1, _COMPARED).astype(np.int64)))
-    shards = TableReader(stored)
-    try:
-        for mine, theirs in zip(reader.gather(ids), shards.gather(ids), strict=True):
+    with closing(FlatReader(path, table)) as flat, closing(TableReader(stored)) as shards:
+        for mine, theirs in zip(flat.gather(ids), shards.gather(ids), strict=True):
             if mine is None:
                 continue
             other = (mine.view(torch.uint8) != theirs.view(torch.uint8)).any(-1)
             if other.any():
                 row = int(ids[other.nonzero()[0, 0]])
                 raise FlatTableOfOther(path, f"row {row} as {checkpoint} has it", "another")
-    finally:
-        shards.close()
