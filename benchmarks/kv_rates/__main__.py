@@ -1,0 +1,125 @@
+"""Prefill and decode rates by K/V format and kernels.
+
+python -m benchmarks.kv_rates run OUT --config CONFIG.JSON     real widths, random weights, one GPU, under 400 s
+python -m benchmarks.kv_rates run OUT --model CHECKPOINT       any checkpoint, on whatever there is
+python -m benchmarks.kv_rates record RAW NAME                  docs/ampere-multigpu/benches/qsa-rates-NAME.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.pipeline_rates import geometry
+from benchmarks.pipeline_rates.__main__ import _numbers, gpus
+from benchmarks.record import FOLDER, hardware
+
+from . import record
+from .variants import arguments, chosen
+
+#: A variant that has not ended by then is given up, in seconds: an engine that hangs must not take the others' time.
+PATIENCE = 150
+
+
+def parse() -> argparse.Namespace:
+    top = argparse.ArgumentParser(prog="python -m benchmarks.kv_rates", description=__doc__.splitlines()[0])
+    what = top.add_subparsers(dest="what", required=True)
+    again = what.add_parser("record", help="make the committed record from raw results")
+    again.add_argument("raw", type=Path)
+    again.add_argument("name", help="of the card, in the file's name: h200")
+    again.add_argument("--commit", help="what was measured, where it is not what lies here")
+    for name in ("run", "one"):
+        parser = what.add_parser(name, help={"run": "measure", "one": "one engine; used by run"}[name])
+        parser.add_argument("out", type=Path, help="raw results, written after every variant")
+        source = parser.add_mutually_exclusive_group(required=True)
+        source.add_argument("--config", type=Path, help="a config.json: its widths, without weights")
+        source.add_argument("--model", help="a checkpoint")
+        parser.add_argument("--layers", type=int, default=4, help="with --config; one in four is sparse")
+        parser.add_argument("--experts", type=int, default=128, help="with --config")
+        parser.add_argument("--contexts", type=_numbers, default=[8192, 65536, 256000])
+        parser.add_argument("--users", type=_numbers, default=[1, 8])
+        parser.add_argument("--counted", type=int, default=96, help="tokens that decoding is measured over")
+        parser.add_argument("--variants", type=lambda text: text.split(","), help="names, default all")
+        parser.add_argument("--seconds", type=float, default=380, help="no variant begins after so many")
+    return top.parse_args()
+
+
+def one(asked: argparse.Namespace) -> None:
+    """An engine of one variant; a process of its own, because formats and kernels are fixed when layers are built."""
+    from vllm import LLM
+    from vllm.platforms import current_platform
+
+    from .rates import measure
+
+    cpu = current_platform.is_cpu()
+    (variant,) = chosen(asked.variants, cpu)
+    settings = arguments(asked.contexts, asked.users, asked.counted, cpu) | variant.engine(cpu)
+    if not asked.config:
+        settings.pop("load_format", None)
+    with tempfile.TemporaryDirectory() as scratch:
+        model = asked.model or str(geometry.write(Path(scratch) / "m", asked.config, asked.layers, asked.experts))
+        began = time.perf_counter()
+        engine = LLM(model, **settings).llm_engine
+        start = round(time.perf_counter() - began, 1)
+        samples = [
+            {"variant": variant.name} | sample for sample in measure(engine, asked.contexts, asked.users, asked.counted)
+        ]
+    block = engine.vllm_config.cache_config.block_size
+    found = {"gpus": gpus(), "start_s": start, "block_size": block, "engine": settings, "samples": samples}
+    asked.out.write_text(json.dumps(found, default=str))
+
+
+def run(asked: argparse.Namespace) -> None:
+    from vllm.platforms import current_platform
+
+    began = time.perf_counter()
+    settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(asked).items()}
+    settings = {key: value for key, value in settings.items() if key not in ("what", "out")} | {"variants": {}}
+    result = {"hardware": hardware(), "gpus": None, "settings": settings, "samples": []}
+    for variant in chosen(asked.variants, current_platform.is_cpu()):
+        if time.perf_counter() - began > asked.seconds:
+            print(f"{variant.name}: left out, {asked.seconds:.0f} s are over", flush=True)
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            part, log = Path(scratch) / "part.json", Path(scratch) / "log.txt"
+            command = [sys.executable, "-m", "benchmarks.kv_rates", "one", str(part), "--variants", variant.name]
+            command += ["--config", str(asked.config)] if asked.config else ["--model", asked.model]
+            command += ["--layers", str(asked.layers), "--experts", str(asked.experts)]
+            command += ["--counted", str(asked.counted)]
+            command += ["--contexts", ",".join(map(str, asked.contexts)), "--users", ",".join(map(str, asked.users))]
+            environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+            with log.open("wb") as file:
+                try:
+                    subprocess.run(command, stdout=file, stderr=file, env=environment, timeout=PATIENCE, check=True)
+                except subprocess.SubprocessError as error:
+                    print(f"{variant.name}: {error}\n{log.read_text(errors='replace')[-3000:]}", flush=True)
+                    settings["variants"][variant.name] = "failed"
+                    continue
+            found = json.loads(part.read_text())
+        result["gpus"] = found["gpus"]
+        result["samples"] += found["samples"]
+        settings["variants"][variant.name] = {key: found[key] for key in ("start_s", "block_size", "engine")}
+        for sample in found["samples"]:
+            print(json.dumps({key: value for key, value in sample.items() if key != "gaps_ms"}), flush=True)
+        asked.out.write_text(json.dumps(result))
+    print(f"{time.perf_counter() - began:.0f} s", flush=True)
+
+
+def main() -> None:
+    asked = parse()
+    if asked.what == "record":
+        record.write_record(asked.raw, FOLDER / f"qsa-rates-{asked.name}.json", asked.commit)
+    elif asked.what == "one":
+        one(asked)
+    else:
+        run(asked)
+
+
+if __name__ == "__main__":
+    main()
