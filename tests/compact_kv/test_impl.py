@@ -10,8 +10,7 @@ import torch
 from vllm.models.qwen4_exp.compact_kv import impl as module
 from vllm.models.qwen4_exp.compact_kv.choice import Kernels
 from vllm.models.qwen4_exp.compact_kv.prepare import prepare, warm_up
-from vllm.models.qwen4_exp.cpu.qsa import attention
-from vllm.models.qwen4_exp.qsa import write_reference
+from vllm.models.qwen4_exp.qsa import reference, write_reference
 from vllm.models.qwen4_exp.qsa.formats import FP8, INT8, kv_format, views
 
 HEADS, KV_HEADS, WIDTH, PAGE = 4, 2, 16, 4
@@ -84,7 +83,7 @@ def built(monkeypatch):
     import sys
 
     package = "vllm.models.qwen4_exp.qsa"
-    own = SimpleNamespace(sparse_paged_attention=attention.sparse_paged_attention)
+    own = SimpleNamespace(sparse_paged_attention=reference.sparse_paged_attention)
     monkeypatch.setitem(sys.modules, f"{package}.attention", own)
     monkeypatch.setitem(sys.modules, f"{package}.write", SimpleNamespace(write_rows=write_reference.write_rows))
 

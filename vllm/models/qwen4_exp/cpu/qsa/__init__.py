@@ -8,9 +8,8 @@ compressed key per group.  A query scores all complete groups, keeps the best
 
     compress.py   ring, group means, cache rows
     select.py     scores, the best groups, their tokens
-    attention.py  grouped-query attention over the selected rows
-    write.py      K/V into their slots, quantized
-    impl.py       what the attention layer calls: the write and the attention
+    impl.py       what the attention layer calls: the cache write, and attention over
+                  the selected rows, both from the references in ../../qsa
 """
 
 from .compress import (

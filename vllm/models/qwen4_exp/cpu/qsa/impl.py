@@ -21,8 +21,8 @@ class CpuQSAImpl(PagedQSA):
         self.kv_cache_dtype = kv_cache_dtype
         self.form, kernels = choose(kv_cache_dtype)
         if kernels is Kernels.REFERENCE:
+            from ...qsa.reference import sparse_paged_attention
             from ...qsa.write_reference import write_rows
-            from .attention import sparse_paged_attention
         else:
             from ...qsa.attention import sparse_paged_attention
             from ...qsa.write import write_rows
