@@ -132,3 +132,39 @@ def test_warming_up_touches_nothing(built):
     before = cache.clone()
     said = warm_up(impl, cache, torch.zeros(4, 1, dtype=torch.int32), num_query_heads=HEADS, selection_width=11)
     assert torch.equal(cache, before) and len(said) == 3
+
+
+@pytest.mark.parametrize("cache_dtype", ["auto", "fp8", "int8_per_token_head"])
+def test_upstreams_own_class_can_be_built(monkeypatch, cache_dtype):
+    """The constructor of the class that GPUs get, with the arguments that a layer passes; it refuses int8 by itself."""
+    import vllm.models.qwen4_exp.nvidia.model  # noqa: F401  the layer's module cannot be imported first
+    from vllm.models.qwen4_exp.compact_kv import choice
+    from vllm.models.qwen4_exp.nvidia import qsa
+    from vllm.v1.attention.backend import AttentionType
+
+    upstream = qsa.Qwen4ExpQSAFlashAttentionImpl
+    monkeypatch.setattr(qsa, "is_flash_attn_varlen_func_available", lambda: True)
+    monkeypatch.setattr(choice, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    arguments = (24, 256, 256**-0.5, 2, None, None, cache_dtype, None, AttentionType.DECODER, None)
+    impl = module.own_impl(upstream)(*arguments)
+    assert (impl.kv_cache_dtype, impl.form, impl.head_size) == (cache_dtype, kv_format(cache_dtype), 256)
+    assert impl.ours == (cache_dtype != "auto")
+    if cache_dtype == "int8_per_token_head":
+        with pytest.raises(NotImplementedError):
+            upstream(*arguments)
+
+
+def test_one_backend_for_all_layers():
+    import vllm.models.qwen4_exp.nvidia.model  # noqa: F401
+    from vllm.models.qwen4_exp.compact_kv.backend import compact_backend
+    from vllm.models.qwen4_exp.nvidia import qsa
+
+    base = qsa.Qwen4ExpQSAFlashAttentionBackend
+    backend = compact_backend(base)
+    assert compact_backend(base) is backend and issubclass(backend, base)
+    assert backend.supports_kv_cache_dtype("int8_per_token_head") and not base.supports_kv_cache_dtype(
+        "int8_per_token_head"
+    )
+    assert not backend.supports_kv_cache_dtype("fp8_e5m2") and not backend.supports_kv_cache_dtype(
+        "int4_per_token_head"
+    )
