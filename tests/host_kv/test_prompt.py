@@ -7,13 +7,13 @@ import random
 import pytest
 import torch
 
-from vllm.models.qwen4_exp.cpu.qsa.attention import sparse_paged_attention
 from vllm.models.qwen4_exp.qsa.formats import BF16, INT8, views
 from vllm.models.qwen4_exp.qsa.host_kv import running
 from vllm.models.qwen4_exp.qsa.host_kv.arena import Arena
 from vllm.models.qwen4_exp.qsa.host_kv.layer import rows_view
 from vllm.models.qwen4_exp.qsa.host_kv.prompt import prompt_attention, section_bound
 from vllm.models.qwen4_exp.qsa.host_kv.union import BEYOND, rows_of_section, union_of
+from vllm.models.qwen4_exp.qsa.reference import sparse_paged_attention
 
 from .planning import rows
 
