@@ -56,7 +56,7 @@ def run_without_metadata(monkeypatch, device: str) -> Output:
     return output
 
 
-@pytest.mark.parametrize("megabytes, size", [(None, 64 << 20), ("128", 128 << 20), ("0", 2 * 4 * (CONTEXT // 4 + 64))])
+@pytest.mark.parametrize("megabytes, size", [(None, 64 << 20), ("128", 128 << 20), ("0", 2 * 4 * (CONTEXT // 4 + 256))])
 def test_the_profile_takes_the_buffer_once(monkeypatch, taken, megabytes, size):
     """However many layers a worker has; 0 leaves room for one row."""
     monkeypatch.delenv(VARIABLE, raising=False)

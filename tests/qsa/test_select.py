@@ -163,7 +163,7 @@ def test_a_row_does_not_depend_on_its_neighbours_or_on_the_cut(work_space):
 def test_nothing_is_written_beside_the_rows(work_space):
     """Guards around the output and behind the work space of exactly one row stay."""
     case = Case([320], [5])
-    columns = 128
+    columns = 256
     buffer = work_space(columns + columns // 16 + 8)
     tail = buffer[-8:].clone()
     around = torch.full((9, 7), -7, dtype=torch.int32)

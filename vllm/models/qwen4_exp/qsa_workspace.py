@@ -62,7 +62,7 @@ def take_indexer_workspace(device: torch.device, config: Qwen4ExpTextConfig) -> 
     if device.type != "cuda" or device in _buffers or torch.cuda.is_current_stream_capturing():
         return
     # A score for every group and at most as many tops of runs; columns come in whole tiles.
-    groups = -(-config.max_position_embeddings // config.indexer_compress_ratio) + 64
+    groups = -(-config.max_position_embeddings // config.indexer_compress_ratio) + 256
     buffer = indexer_workspace(device, 2 * groups * _SCORE_BYTES)
     logger.info_once(
         "Sparse attention scores groups in %d MiB of GPU memory, which the memory profile counts; a smaller %s leaves "

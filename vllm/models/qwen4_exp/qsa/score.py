@@ -21,7 +21,12 @@ BLOCK_N = 64
 _LARGEST = tl.constexpr(0x7FFFFFFF)
 
 
-@triton.jit(do_not_specialize=["first_row", "num_rows", "page_table_width"])
+# Prompts follow the decodes of a batch, so these pointers may start anywhere: each alignment
+# would be compiled when it first comes, while requests wait.
+@triton.jit(
+    do_not_specialize=["first_row", "num_rows", "page_table_width"],
+    do_not_specialize_on_alignment=["page_table_ptr", "query_start_ptr", "visible_ptr"],
+)
 def _score_kernel(
     q_ptr,
     k_cache_ptr,

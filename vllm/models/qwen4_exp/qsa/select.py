@@ -53,7 +53,7 @@ def _keep_best(key, position, out_ptr, KEEP: tl.constexpr):
     tl.store(out_ptr + above_count + tl.minimum(level_count, room) - 1, position, mask=kept)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["visible_ptr"])
 def _select_kernel(
     keys_ptr,
     run_tops_ptr,
@@ -126,7 +126,9 @@ def _select_chunks(
             f"a budget of {budget} groups of {all_columns} needs {held} integers in registers, there is room for "
             f"{_MOST_IN_REGISTERS}: lower --max-model-len or the checkpoint's indexer_budget"
         )
-    columns = triton.cdiv(min(columns, all_columns), BLOCK_N) * BLOCK_N
+    # Whole tiles, and strides that are multiples of 16 at any length: no second kernel for others.
+    whole = max(BLOCK_N, 16 * run)
+    columns = triton.cdiv(min(columns, all_columns), whole) * whole
     per_row = columns + columns // run
     space = indexer_workspace(q.device, 4 * per_row)
     step = min(rows, space.numel() // per_row)
