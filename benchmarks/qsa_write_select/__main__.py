@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import record
-from benchmarks.qsa_write_select import selection, writers
+from benchmarks.qsa_write_select import guard, selection, writers
 from benchmarks.qsa_write_select.timing import copy_rate
 
 
@@ -28,6 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--chunk", type=int, default=2048, help="tokens of a prompt's step")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 256, 2048], help="of the writer")
     parser.add_argument("--budget", type=int, default=2048)
+    parser.add_argument("--vocabulary", type=int, default=248_320)
     parser.add_argument("--page", type=int, default=392, help="compressed keys in a block")
     parser.add_argument("--narrow", action="store_true", help="small heads, for a run on a CPU")
     parser.add_argument("--seconds", type=float, default=420, help="start no further case after this long")
@@ -41,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     cases = [
         selection.measure(args.contexts, args.users, args.chunk, args.longest, args.budget, args.page, device, rate),
         writers.measure(args.tokens, widths, device, rate, capability >= (8, 9)),
+        guard.measure(args.users, args.vocabulary, device, rate),
     ]
     samples: list[dict] = []
     end = time.monotonic() + args.seconds
@@ -78,7 +80,7 @@ def claimed(samples: list[dict]) -> list[record.Claim]:
     pairs = {}
     for row in samples:
         key = tuple(row.get(k) for k in ("part", "context", "requests", "rows", "tokens"))
-        if row["part"] == "select" and field in row:
+        if row["part"] in ("select", "guard") and field in row:
             pairs.setdefault(key, {})[row["what"]] = row[field]
         if row["part"] == "write" and row["format"] == "bf16" and row["what"] == "upstream" and field in row:
             pairs.setdefault(key, {})["upstream"] = row[field]
@@ -86,7 +88,11 @@ def claimed(samples: list[dict]) -> list[record.Claim]:
             pairs.setdefault(key, {})["ours"] = row[field]
     for (part, context, requests, rows, tokens), times in pairs.items():
         if {"upstream", "ours"} <= times.keys():
-            where = f"{requests} x {rows} rows at {context}" if part == "select" else f"{tokens} tokens, int8 over bf16"
+            where = {
+                "select": f"{requests} x {rows} rows at {context}",
+                "write": f"{tokens} tokens, int8 over bf16",
+                "guard": f"{rows} rows",
+            }[part]
             claims.append(
                 record.Claim(f"{part}, {where}", times["ours"] / times["upstream"], "times upstream's", 1.0, "<=")
             )

@@ -9,14 +9,14 @@ from benchmarks.qsa_write_select import selection
 from vllm.models.qwen4_exp.qsa import select
 
 SMALL = ["--device", "cpu", "--contexts", "200", "--longest", "256", "--users", "2", "--chunk", "5"]
-SMALL += ["--tokens", "2", "--budget", "32", "--page", "16", "--narrow"]
+SMALL += ["--tokens", "2", "--budget", "32", "--page", "16", "--narrow", "--vocabulary", "512"]
 
 
 def test_a_run_without_a_gpu(tmp_path):
     out = tmp_path / "qsa-write-select-test.json"
     assert benchmark.main([*SMALL, "--out", str(out)]) == 0
     found = record.read(out)
-    assert {row["part"] for row in found["samples"]} == {"select", "write"}
+    assert {row["part"] for row in found["samples"]} == {"select", "write", "guard"}
     assert {row["format"] for row in found["samples"] if row["part"] == "write"} == {"bf16", "fp8", "int8"}
     assert [claim["value"] for claim in found["claims"]] == [0, 0, 0]
     assert found["settings"]["workspace_bytes"] == 64 << 20

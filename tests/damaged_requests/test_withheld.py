@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import vllm  # noqa: F401  first: it switches the interpreter on, which Triton's first import asks for
-from vllm.v1.worker.cpu.kernels import logits as twins
-from vllm.v1.worker.gpu.metrics.logits import _num_nans_kernel, get_num_nans
+from vllm.v1.worker.gpu.sample import damaged_logits
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.withheld import withhold
 
@@ -27,14 +26,21 @@ WANT = [0, 0, 1, 1, 8999, 8999]
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_the_kernel_and_its_twin_count(kind):
+def test_what_counts(kind):
+    """In torch, as on a CPU, and by the kernel."""
     logits = rows().to(kind)
-    assert get_num_nans(logits).tolist() == WANT
-    counts = torch.full((6,), -7, dtype=torch.int32)
-    _num_nans_kernel[(6,)](logits, logits.stride(0), counts, 8999, BLOCK_SIZE=8192)
+    counted = damaged_logits.count_damaged(logits)
+    assert counted.tolist() == WANT and counted.dtype == torch.int32
+    counts = torch.zeros(6, dtype=torch.int32)
+    damaged_logits.count(logits, counts)
     assert counts.tolist() == WANT
-    twins.num_nans(logits, logits.stride(0), counts.fill_(-7), 8999, BLOCK_SIZE=8192)
-    assert counts.tolist() == WANT
+
+
+def test_both_samplers_count_so():
+    from vllm.v1.worker.gpu.sample import sampler
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+
+    assert sampler.get_num_nans is rejection_sampler.get_num_nans is damaged_logits.count_damaged
 
 
 def output(num_nans, num_sampled) -> SamplerOutput:

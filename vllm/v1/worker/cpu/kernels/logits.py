@@ -9,13 +9,6 @@ import numpy as np
 import torch
 
 
-def num_nans(
-    logits: torch.Tensor, _logits_stride: int, counts: torch.Tensor, vocab_size: int, *, BLOCK_SIZE: int
-) -> None:
-    """Count NaN and +infinity in each row: int32 ``[tokens]``, overwritten. Masks are -infinity."""
-    counts.copy_((~(logits[:, :vocab_size] < torch.inf)).sum(-1))
-
-
 def temperature(
     logits: torch.Tensor,
     _logits_stride: int,

@@ -33,7 +33,6 @@ TWINS: dict[str, Callable[..., None]] = {
     f"{_MAMBA}.preprocess_mamba_align_fused_kernel": mamba_align.preprocess_mamba_align,
     f"{_MAMBA}.precopy_mamba_align_fused_kernel": mamba_align.precopy_mamba_align,
     f"{_MAMBA}.postprocess_mamba_fused_kernel": mamba_align.postprocess_mamba,
-    f"{_GPU}.metrics.logits._num_nans_kernel": logits.num_nans,
     f"{_GPU}.sample.gumbel._gumbel_sample_kernel": gumbel.gumbel_sample,
     f"{_GPU}.sample.gumbel._temperature_kernel": logits.temperature,
     f"{_GPU}.sample.min_p._min_p_kernel": logits.min_p,
