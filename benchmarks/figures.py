@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import checkpoint_pages
+from benchmarks import checkpoint_pages, claims
 from benchmarks import formats_table as formats
 from benchmarks import host_time_tables as host_time
 from benchmarks import table_formats_tables as table_formats
@@ -46,6 +46,7 @@ def demo_table() -> str:
 #: page -> the tables in it, by the words of their markers
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"demo figures": demo_table},
+    "docs/ampere-multigpu/benchmarks.md": claims.PAGE,
     "docs/ampere-multigpu/pipeline.md": pipeline.PAGE | rates.PAGE,
     "docs/ampere-multigpu/faults.md": faults.PAGE,
     "docs/ampere-multigpu/ray.md": ray_stages.PAGE,
