@@ -87,8 +87,9 @@ def _select_kernel(
     place = member // RUN
     run = tl.load(out_ptr + place, mask=ranked & (place < BUDGET), other=0)
     position = tl.where(ranked, run, place) * RUN + member % RUN
-    there = (position < visible) & (place < BUDGET)
-    key = tl.load(keys_ptr + row * stride_keys + position, mask=there, other=-1)
+    # Whole runs, so that they are read 16 bytes at a time; what lies behind the row's last group is dropped.
+    key = tl.load(keys_ptr + row * stride_keys + position, mask=place < tl.minimum(runs, BUDGET), other=-1)
+    key = tl.where(position < visible, key, -1)
     # Every thread has read the runs before any overwrites them.
     tl.debug_barrier()
     _keep_best(key, position, out_ptr, BUDGET)
