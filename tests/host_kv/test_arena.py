@@ -78,5 +78,5 @@ def test_layers_take_turns_with_one_arena():
     cpu = torch.device("cpu")
     first = arena.arena_on(cpu, 1 << 12)
     assert arena.arena_on(cpu, 1 << 12) is first
-    assert first.rows(100) == (1 << 11) // 100
+    assert first.halves(100).shape == (2, (1 << 11) // 100, 100)
     assert arena.arena_on(cpu, 1 << 13) is not first

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from vllm.models.qwen4_exp.qsa.formats import BF16, INT8, views
-from vllm.models.qwen4_exp.qsa.host_kv import running
+from vllm.models.qwen4_exp.qsa.formats import BF16, views
 from vllm.models.qwen4_exp.qsa.host_kv.arena import Arena
+from vllm.models.qwen4_exp.qsa.host_kv.impl import HostKVImpl
 from vllm.models.qwen4_exp.qsa.host_kv.layer import rows_view
 from vllm.models.qwen4_exp.qsa.host_kv.prompt import prompt_attention, section_bound
-from vllm.models.qwen4_exp.qsa.host_kv.union import BEYOND, rows_of_section, union_of
+from vllm.models.qwen4_exp.qsa.host_kv.union import BEYOND, columns_of_section, union_of
 from vllm.models.qwen4_exp.qsa.reference import sparse_paged_attention
 
 from .planning import rows
 
 CPU = torch.device("cpu")
-RATIO, BLOCK, HEADS, KV_HEADS, WIDTH = 4, 32, 4, 2, 16
+RATIO, BLOCK, HEADS, KV_HEADS, WIDTH = 4, 32, 4, 2, 32
 BUDGET = 24
 
 
@@ -98,6 +99,54 @@ def test_an_arena_that_no_group_divides():
         torch.testing.assert_close(result.float(), expected, atol=2**-8, rtol=2**-7)
 
 
+def test_the_kernels_take_sections_as_the_reference_does(monkeypatch):
+    """What a GPU runs, interpreted: a union as one request, its sections as blocks, the arena's halves by turns."""
+    from vllm.models.qwen4_exp.qsa import sections
+    from vllm.models.qwen4_exp.qsa.host_kv import prompt
+
+    batch = Batch([70, 9], [6, 2], seed=5)
+    expected = batch.over_sections(6 * GROUP_BYTES)
+    seen = []
+
+    def attend(state, q, rows, numbers, columns, table, zeros, k_scale):
+        seen.append(columns.clone())
+        sections.attend_section(state, q, rows.keys, rows.values, numbers, columns, table, zeros, k_scale=k_scale)
+
+    def finish(state, out, output_gate, v_scale):
+        return sections.finish(state, out, output_gate=output_gate, v_scale=v_scale)
+
+    monkeypatch.setattr(prompt, "attend", attend)
+    monkeypatch.setattr(prompt, "finish", finish)
+    result = batch.over_sections(6 * GROUP_BYTES)
+    assert len(seen) > 2
+    torch.testing.assert_close(result.float(), expected.float(), atol=2**-7, rtol=2**-6)
+
+
+def test_prompts_go_over_sections_and_single_tokens_do_not():
+    """Single tokens read rows where they are, which a captured graph can; longer parts go through the arena."""
+    asked = []
+    inner = SimpleNamespace(
+        forward_qsa=lambda *args: asked.append(args), head_size=WIDTH, warm_up=lambda *a, **k: "warm"
+    )
+    batch = Batch([64, 40], [8, 1])
+    impl = HostKVImpl(inner, BF16, RATIO, 8 * GROUP_BYTES)
+    tokens = len(batch.q)
+    layer = SimpleNamespace(topk_indices_buffer=batch.selected)
+    metadata = SimpleNamespace(
+        num_actual_tokens=tokens, block_table=batch.block_table, seq_lens=torch.tensor([64, 40]), max_seq_len=64
+    )
+    padded = [torch.nn.functional.pad(x, (0, 0) * (x.ndim - 1) + (0, 3)) for x in (batch.q, batch.gate)]
+    output = torch.full_like(padded[0], torch.nan)
+    arguments = (layer, padded[0], None, None, batch.kv_cache, metadata, output, batch.token_to_req)
+    impl.forward_qsa(*arguments, True, padded[1])
+    torch.testing.assert_close(output[:tokens].float(), batch.in_place().float(), atol=2**-8, rtol=2**-7)
+    assert output[tokens:].abs().max() == 0 and not asked
+    impl.forward_qsa(*arguments, False, padded[1])
+    assert len(asked) == 1
+    shape = {"num_query_heads": HEADS, "selection_width": batch.selected.shape[1] - 1}
+    assert impl.warm_up(batch.kv_cache, batch.block_table, **shape) == "warm"
+
+
 def test_every_needed_row_crosses_once(batch, monkeypatch):
     from vllm.models.qwen4_exp.qsa.host_kv import arena as module
 
@@ -125,7 +174,7 @@ def test_rows_shared_by_requests_cross_once():
     union = union_of(selected, table, torch.tensor([0, 1]), BLOCK, 40 * BLOCK // RATIO, 10, RATIO)
     assert int(union.size) == 3
     assert union.groups[:3].tolist() == [3 * 8, 5 * 8, 9 * 8]
-    assert union.numbers.tolist() == [[0, 1, 5], [1, 8, BEYOND]]
+    assert union.numbers.tolist() == [[0, 1, 5, 3], [1, 8, BEYOND, 2]]
 
 
 def test_a_token_that_selects_nothing_is_zero():
@@ -145,49 +194,10 @@ def test_nan_in_a_query_stays_in_its_row():
     assert not result[[0, 1, 3, 4, 5, 6, 7]].isnan().any()
 
 
-def test_parts_give_the_softmax_of_the_whole():
-    """Against torch's own, with scores far enough apart that a wrong rescaling shows."""
-    torch.manual_seed(1)
-    q = torch.randn(5, HEADS, WIDTH) * 20
-    keys, values = torch.randn(30, KV_HEADS, WIDTH), torch.randn(30, KV_HEADS, WIDTH)
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        q.unsqueeze(2),
-        keys.repeat_interleave(HEADS // KV_HEADS, 1).transpose(0, 1).expand(5, -1, -1, -1),
-        values.repeat_interleave(HEADS // KV_HEADS, 1).transpose(0, 1).expand(5, -1, -1, -1),
-    ).squeeze(2)
-    state = running.start(q)
-    for begin, end in ((0, 7), (7, 7), (7, 29), (29, 30)):
-        chosen = torch.full((5, 31), 10**6, dtype=torch.int32)
-        chosen[:, : end - begin] = torch.arange(end - begin)
-        chosen[:, -1] = end - begin
-        running.fold(q, keys[begin:end], values[begin:end], chosen, state)
-    gate = torch.full((5, HEADS, WIDTH), 1e9)
-    torch.testing.assert_close(running.finish(state, gate, torch.empty_like(q)), expected)
-
-
-def test_int8_rows_carry_their_scales():
-    torch.manual_seed(2)
-    q = torch.randn(3, HEADS, WIDTH)
-    cache = torch.zeros(1, KV_HEADS, 8, INT8.content(WIDTH), dtype=torch.int8)
-    keys, values, key_scales, value_scales = views(cache, INT8, WIDTH)
-    keys.copy_(torch.randint(-127, 128, keys.shape))
-    values.copy_(torch.randint(-127, 128, values.shape))
-    key_scales.copy_(torch.rand(key_scales.shape) / 100)
-    value_scales.copy_(torch.rand(value_scales.shape) / 100)
-    chosen = torch.tensor([[0, 5, 7, 3], [1, -1, -1, 1], [2, 3, -1, 2]], dtype=torch.int32)
-    coded, plain = running.start(q), running.start(q)
-    running.fold(q, keys[0], values[0], chosen, coded, key_scales=key_scales[0], value_scales=value_scales[0])
-    running.fold(q, keys[0] * key_scales[0].unsqueeze(-1), values[0] * value_scales[0].unsqueeze(-1), chosen, plain)
-    for ours, theirs in zip(coded, plain, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
-def test_a_sections_rows_are_ranges():
-    numbers = torch.tensor([[0, 3, 4, 9], [4, 5, BEYOND, BEYOND]], dtype=torch.int32)
-    out = torch.empty(2, 5, dtype=torch.int32)
-    rows_of_section(numbers, 4, 4, out)
-    assert out[:, -1].tolist() == [1, 2]
-    assert out[0, 0] == 0 and out[1, :2].tolist() == [0, 1]
+def test_a_sections_columns_are_ranges():
+    numbers = torch.tensor([[0, 3, 4, 9, 4], [4, 5, BEYOND, BEYOND, 2]], dtype=torch.int32)
+    assert columns_of_section(numbers, 4, 4).tolist() == [[2, 3], [0, 2]]
+    assert columns_of_section(numbers, 100, 4).tolist() == [[4, 4], [2, 2]]
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ class Plain:
 class Layer(HostKVLayer, Plain):
     layer_name = "model.layers.3.self_attn.attn"
     impl = None
+    kv_cache_dtype = "auto"
+    indexer = SimpleNamespace(compress_ratio=4)
 
 
 def bound(blocks: int, spec=None) -> Layer:

@@ -31,17 +31,16 @@ class Arena:
         self._arrived = [torch.cuda.Event() if cuda else None for _ in range(2)]
         self._read = [torch.cuda.Event() if cuda else None for _ in range(2)]
 
-    def rows(self, row_bytes: int) -> int:
-        """Rows of a section."""
-        return self._halves.shape[1] // row_bytes
+    def halves(self, row_bytes: int) -> torch.Tensor:
+        """``[2, rows, row_bytes]`` uint8: room for a section's rows, twice."""
+        rows = self._halves.shape[1] // row_bytes
+        return self._halves[:, : rows * row_bytes].unflatten(1, (rows, row_bytes))
 
-    def sections(
-        self, host: torch.Tensor, slots: torch.Tensor, size: torch.Tensor, count: int
-    ) -> Iterator[torch.Tensor]:
-        """Copy ``count`` sections of the rows that ``slots`` lists, and yield each when it may be read.
+    def sections(self, host: torch.Tensor, slots: torch.Tensor, size: torch.Tensor, count: int) -> Iterator[int]:
+        """Copy ``count`` sections of the rows that ``slots`` lists, and yield the number of each when it may be read.
 
-        A section is ``[rows, row_bytes]`` uint8 and good until the next but one is asked for. Rows beyond ``size``
-        are not copied; what stands there is what was there before.
+        Section ``n`` is in half ``n % 2``, until the next but one is asked for. Rows beyond ``size`` are not copied;
+        what stands there is what was there before.
 
         Args:
             host: ``[pool, row_bytes]`` uint8, as the device sees host memory.
@@ -50,12 +49,11 @@ class Arena:
             count: sections, of which those beyond ``size`` are empty.
 
         """
-        rows = self.rows(host.shape[1])
-        halves = [half[: rows * host.shape[1]].view(rows, host.shape[1]) for half in self._halves]
+        halves = self.halves(host.shape[1])
         if self._stream is None:
             for section in range(count):
-                copy_rows(host, slots, size, section * rows, halves[section % 2])
-                yield halves[section % 2]
+                copy_rows(host, slots, size, section * halves.shape[1], halves[section % 2])
+                yield section
             return
         main = torch.cuda.current_stream()
         # Rows of this step were written on the main stream, and the layer before read both halves there.
@@ -70,7 +68,7 @@ class Arena:
                     self._stream.wait_event(self._read[(section + 1) % 2])
                 self._copy(host, slots, size, section + 1, halves)
             main.wait_event(self._arrived[section % 2])
-            yield halves[section % 2]
+            yield section
             self._read[section % 2].record(main)
 
     def _copy(self, host, slots, size, section: int, halves) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..formats import FP8, kv_format
+from ..formats import FP8, KVFormat
 from .arena import arena_on
 from .prompt import prompt_attention
 
@@ -18,9 +18,10 @@ class HostKVImpl:
     graph may keep. Steps with longer parts of prompts go over sections.
     """
 
-    def __init__(self, inner: Any, arena_bytes: int) -> None:
+    def __init__(self, inner: Any, form: KVFormat, ratio: int, arena_bytes: int) -> None:
+        """Wrap ``inner``, for rows of ``form`` selected in groups of ``ratio``."""
         self._inner = inner
-        self._arena_bytes = arena_bytes
+        self._form, self._ratio, self._arena_bytes = form, ratio, arena_bytes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -35,21 +36,39 @@ class HostKVImpl:
                 layer, query, key, value, kv_cache, attn_metadata, output, token_to_req, use_prefill_config, output_gate
             )
         output[tokens:] = 0
-        form = kv_format(layer.kv_cache_dtype)
-        requests = min(attn_metadata.block_table.shape[0], attn_metadata.seq_lens.shape[0])
         prompt_attention(
             query[:tokens],
             kv_cache,
-            form,
+            self._form,
             layer.topk_indices_buffer[:tokens],
             attn_metadata.block_table,
             token_to_req[:tokens],
-            layer.indexer.compress_ratio,
-            requests * attn_metadata.max_seq_len,
+            self._ratio,
+            attn_metadata.seq_lens.shape[0] * attn_metadata.max_seq_len,
             arena_on(query.device, self._arena_bytes),
             output[:tokens],
             output_gate=output_gate[:tokens],
-            k_scale=layer._k_scale_float if form is FP8 else 1.0,
-            v_scale=layer._v_scale_float if form is FP8 else 1.0,
+            k_scale=layer._k_scale_float if self._form is FP8 else 1.0,
+            v_scale=layer._v_scale_float if self._form is FP8 else 1.0,
         )
         return output
+
+    def warm_up(self, kv_cache: torch.Tensor, block_table: torch.Tensor, **shape: int) -> object:
+        """Compile the wrapped kernels and those of sections, on a token that selects nothing."""
+        profiles = self._inner.warm_up(kv_cache, block_table, **shape)
+        query = kv_cache.new_zeros(1, shape["num_query_heads"], self._inner.head_size, dtype=torch.bfloat16)
+        selected = block_table.new_zeros(1, shape["selection_width"] + 1, dtype=torch.int32)
+        prompt_attention(
+            query,
+            kv_cache,
+            self._form,
+            selected,
+            block_table[:1],
+            block_table.new_zeros(1, dtype=torch.int32),
+            self._ratio,
+            1,
+            arena_on(query.device, self._arena_bytes),
+            torch.empty_like(query),
+            output_gate=query,
+        )
+        return profiles

@@ -16,6 +16,7 @@ from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheTensor, create_kv_cache_views
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from ..formats import kv_format
 from .impl import HostKVImpl
 from .memory import GIB, HostMemory
 from .spec import HostRows
@@ -46,7 +47,8 @@ class HostKVLayer:
             super().bind_kv_cache(kv_cache)
             return
         if not isinstance(self.impl, HostKVImpl):
-            self.impl = HostKVImpl(self.impl, self.host_rows.arena_bytes)
+            form, ratio = kv_format(self.kv_cache_dtype), self.indexer.compress_ratio
+            self.impl = HostKVImpl(self.impl, form, ratio, self.host_rows.arena_bytes)
         if self.host_memory is not None:
             # Profiling binds a cache of a few blocks before the real one.
             self.kv_cache = torch.tensor([])

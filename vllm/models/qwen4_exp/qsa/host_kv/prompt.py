@@ -3,15 +3,17 @@
 
 Read by each token on its own, a chunk of a prompt would pull tokens x budget rows through
 PCIe. Here every row that the chunk needs crosses once (``union.py``), in sections of half an
-arena (``arena.py``), and all tokens of the chunk use a section before the next (``running.py``).
+arena (``arena.py``), and all tokens use a section before the next (``attend.py``), adding to one
+running state (``../softmax.py``), so that memory does not depend on how many there are.
 """
 
 import torch
 
 from ..formats import KVFormat, views
-from . import running
+from ..state import State
 from .arena import Arena
-from .union import rows_of_section, union_of
+from .attend import attend, finish
+from .union import columns_of_section, union_of
 
 
 def section_bound(tokens: int, width: int, contexts: int, pool: int, ratio: int, groups: int) -> int:
@@ -66,7 +68,8 @@ def prompt_attention(
     """
     blocks, kv_heads, block_size, content = kv_cache.shape
     group_bytes = ratio * kv_heads * content * form.dtype.itemsize
-    pool, groups = blocks * block_size // ratio, arena.rows(group_bytes)
+    halves = arena.halves(group_bytes)
+    pool, groups = blocks * block_size // ratio, halves.shape[1]
     host = kv_cache.transpose(1, 2).reshape(pool, -1).view(torch.uint8)
     assert host.data_ptr() == kv_cache.data_ptr(), "rows of a token have to lie together"
     count = section_bound(q.shape[0], selected.shape[1] - 1, contexts, blocks * block_size, ratio, groups)
@@ -74,22 +77,14 @@ def prompt_attention(
     if q.device.type == "cpu":
         # Nothing is queued here: empty sections cost their time, and asking costs none.
         count = -(-int(union.size) // groups)
+    # To a kernel the union is one request whose blocks are sections, of which the arena has two. The table is as wide
+    # as sections of the whole pool: its width is compiled in.
     section = groups * ratio
-    state = running.start(q)
-    chosen = torch.empty_like(selected)
-    for index, half in enumerate(arena.sections(host, union.groups, union.size, count)):
-        part = half.view(form.dtype).view(1, section, kv_heads, content).transpose(1, 2)
-        rows = views(part, form, q.shape[-1])
-        rows_of_section(union.numbers, index * section, section, chosen)
-        running.fold(
-            q,
-            rows.keys[0],
-            rows.values[0],
-            chosen,
-            state,
-            key_scales=None if rows.key_scales is None else rows.key_scales[0],
-            value_scales=None if rows.value_scales is None else rows.value_scales[0],
-            k_scale=k_scale,
-            v_scale=v_scale,
-        )
-    return running.finish(state, output_gate, out)
+    table = torch.arange(-(-pool // groups), dtype=torch.int32, device=q.device).remainder_(2).unsqueeze(0)
+    zeros = torch.zeros(q.shape[0], dtype=torch.int32, device=q.device)
+    rows = views(halves.view(form.dtype).view(2, section, kv_heads, content).transpose(1, 2), form, q.shape[-1])
+    state = State.empty(*q.shape, q.device)
+    for index in arena.sections(host, union.groups, union.size, count):
+        columns = columns_of_section(union.numbers, index * section, section)
+        attend(state, q, rows, union.numbers, columns, table, zeros, k_scale)
+    return finish(state, out, output_gate, v_scale)

@@ -34,8 +34,8 @@ class Union:
     Attributes:
         groups: ``[limit + 1]`` int32, the union in ascending order; beyond it and in the last entry, anything.
         size: ``[]`` int32, how many there are.
-        numbers: ``[tokens, width]`` int32, each token's selection in ascending order, row ``r`` of the group with
-            number ``n`` as ``n * ratio + r``; BEYOND where there is none.
+        numbers: ``[tokens, width + 1]`` int32, each token's selection in ascending order, row ``r`` of the group with
+            number ``n`` as ``n * ratio + r``; BEYOND where there is none, and their number in the last column.
 
     """
 
@@ -94,32 +94,27 @@ def union_of(
         some = slice(begin, min(pool, begin + _GROUPS))
         target = torch.where(needed[some], number[some], limit).long()
         groups.scatter_(0, target, torch.arange(some.start, some.stop, dtype=torch.int32, device=device))
-    numbers = torch.empty(tokens, selected.shape[1] - 1, dtype=torch.int32, device=device)
+    numbers = torch.empty(selected.shape, dtype=torch.int32, device=device)
+    numbers[:, -1] = selected[:, -1]
     for some in parts:
         slots = selected_slots(selected[some], block_table, token_to_req[some], block_size)
         place = number[(slots // ratio).clamp_min(0)] * ratio + slots % ratio
-        numbers[some] = torch.where(slots < 0, BEYOND, place).sort(-1).values
+        numbers[some, :-1] = torch.where(slots < 0, BEYOND, place).sort(-1).values
     return Union(groups, number[pool] + 1, numbers)
 
 
-def rows_of_section(numbers: torch.Tensor, begin: int, size: int, out: torch.Tensor) -> torch.Tensor:
-    """What each token reads of the rows numbered ``[begin, begin + size)``, as rows of that section.
+def columns_of_section(numbers: torch.Tensor, begin: int, size: int) -> torch.Tensor:
+    """Which of each token's columns are in the rows numbered ``[begin, begin + size)``.
 
     Args:
         numbers: of a Union.
         begin, size: in rows.
-        out: ``[tokens, width + 1]`` int32, overwritten: rows packed to the left, then anything, and their number in
-            the last column, as ``selected`` has it.
+
+    Returns ``[tokens, 2]`` int32: the first such column, and the one after the last.
 
     """
     edges = numbers.new_empty(numbers.shape[0], 2)
     edges[:, 0].fill_(begin)
     edges[:, 1].fill_(begin + size)
-    first, last = torch.searchsorted(numbers, edges, out_int32=True).unbind(1)
-    out[:, -1] = last - first
-    columns = torch.arange(numbers.shape[1], device=numbers.device)
-    for part in range(0, numbers.shape[0], _TOKENS):
-        some = slice(part, part + _TOKENS)
-        at = (columns + first[some].unsqueeze(-1)).clamp_max(numbers.shape[1] - 1)
-        out[some, :-1] = numbers[some].gather(1, at) - begin
-    return out
+    # The last column is no number.
+    return torch.searchsorted(numbers[:, :-1].contiguous(), edges, out_int32=True)
