@@ -1,6 +1,6 @@
 """Mixed requests with aborts over K/V in host memory: blocks come back, resident memory is flat, answers stay the same.
 
-    python -m benchmarks.host_kv_soak MODEL OUT MINUTES [--stages N] [--seed N]
+    python -m benchmarks.host_kv_soak MODEL OUT MINUTES [--stages N] [--seed N] [--without]
 
 Rounds of twelve requests: prompts of 3 to 1,400 tokens, a third of them sharing a prefix, answers of 1 to 24 tokens, a
 third aborted somewhere, more than the blocks hold at once. After each round nothing is running: free blocks have to be
@@ -30,7 +30,7 @@ WARM = 0.3
 FLAT_MB = 32.0
 
 
-def start(model: str, stages: int):
+def start(model: str, stages: int, offload: bool):
     # The engine core in this process, so that its block pool can be asked.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM
@@ -45,7 +45,7 @@ def start(model: str, stages: int):
         kv_cache_memory_bytes=64 << 20,
         num_gpu_blocks_override=48,
         skip_tokenizer_init=True,
-        qsa_config={"kv_offload": True, "arena_bytes": ARENA},
+        qsa_config={"kv_offload": True, "arena_bytes": ARENA} if offload else None,
     ).llm_engine
 
 
@@ -104,8 +104,8 @@ def resident_mb() -> float:
     return sum(p.memory_info().rss for p in (me, *me.children(recursive=True))) / 1e6
 
 
-def soak(model: str, out: Path, minutes: float, stages: int, seed: int) -> None:
-    engine = start(model, stages)
+def soak(model: str, out: Path, minutes: float, stages: int, seed: int, offload: bool) -> None:
+    engine = start(model, stages, offload)
     dice = random.Random(seed)
     prefix = [dice.randint(16, 495) for _ in range(640)]
     expected, free = probe(engine), pool_of(engine).get_num_free_blocks()
@@ -115,7 +115,7 @@ def soak(model: str, out: Path, minutes: float, stages: int, seed: int) -> None:
         "seed": seed,
         "blocks": pool_of(engine).num_gpu_blocks,
         "block_size": engine.vllm_config.cache_config.block_size,
-        "arena_bytes": ARENA,
+        "arena_bytes": ARENA if offload else None,
         "requests_per_round": REQUESTS,
     }
     measured = record.commit()
@@ -156,8 +156,9 @@ def main() -> None:
     parser.add_argument("minutes", type=float)
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--without", action="store_true", help="K/V as upstream keeps it, to compare with")
     given = parser.parse_args()
-    soak(given.model, given.out, given.minutes, given.stages, given.seed)
+    soak(given.model, given.out, given.minutes, given.stages, given.seed, not given.without)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,73 @@
+"""What the programs about K/V in host memory make of their samples."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import host_kv_capacity, host_kv_soak
+from benchmarks.host_kv_rates import record
+from benchmarks.host_kv_rates.variants import VARIANTS
+
+
+def decoded(variant: str, rate: float, first: float, users: int = 1) -> dict:
+    return {
+        "variant": variant,
+        "kind": "decode",
+        "context": 4096,
+        "users": users,
+        "per_user": rate,
+        "first_token_s": [first / 2, first],
+    }
+
+
+def test_claims_compare_each_case_of_the_pair():
+    samples = [decoded("vram", 200.0, 0.9), decoded("host", 196.0, 1.0), decoded("vram", 150.0, 3.6, users=4)]
+    decode, prefill = record.claims(samples)
+    assert (decode.value, decode.aim, decode.holds) == (0.98, 0.97, True)
+    assert (prefill.value, prefill.aim, prefill.holds) == (0.9, 0.90, True)
+    assert "4 users" not in decode.name
+
+
+def test_peak_memory_is_compared_without_the_arena():
+    def prompt(mib: int, allocated: float) -> dict:
+        bytes_ = mib << 20
+        return {"variant": f"arena-{mib}", "kind": "prompt", "arena_bytes": bytes_, "peak_allocated_mib": allocated}
+
+    (claim,) = record.claims([prompt(24, 1024.0), prompt(384, 1400.0)])
+    assert (claim.value, claim.holds) == (16.0, True)
+
+
+def test_a_failed_variant_claims_nothing():
+    assert not record.claims([{"variant": "host", "kind": "failed", "status": "1"}])
+
+
+def test_tables():
+    samples = [decoded("vram", 200.0, 0.9), decoded("host", 196.0, 1.0)]
+    assert "| 4,096 | 1 | 200.0 | 196.0 | 0.980 | 0.90 s | 1.00 s |" in record.rates_table(samples)
+    link = record.link_table([{"kind": "link", "way": "copy engine", "gb_per_s": [50.0, 52.0, 51.0]}])
+    assert "| copy engine | 51.0 GB/s | 1.0 ms | 1013 |" in link
+    assert "| Thunderbolt | 3.0 GB/s | 16.8 ms | 60 |" in link
+
+
+def test_pairs_of_variants_differ_in_the_place_of_rows_alone():
+    for host, vram in (("host", "vram"), ("host-int8", "vram-int8")):
+        left, right = dict(VARIANTS[host].engine), dict(VARIANTS[vram].engine)
+        assert left.pop("qsa_config")["kv_offload"]
+        assert left == right
+
+
+@pytest.mark.parametrize(
+    ("change", "failing"),
+    [({}, 0), ({"free_blocks": 46}, 1), ({"same_answer": False}, 1), ({"resident_mb": 1100.0}, 1)],
+)
+def test_a_soak_fails_on_what_it_is_about(change, failing):
+    fine = {"free_blocks": 47, "same_answer": True, "resident_mb": 1000.0}
+    samples = [dict(fine) for _ in range(20)] + [fine | change] * 6
+    assert sum(not claim.holds for claim in host_kv_soak.claims(samples, 47)) == (failing if change else 0)
+
+
+def test_capacity_of_a_case_is_the_planners():
+    row = host_kv_capacity.case(3, None, 400)
+    assert (row["tokens"], row["full_contexts"], row["tokens_in_vram"]) == (1_365_552, 3, 37_632)
+    assert row["host_gib_int8"] < 0.52 * row["host_gib_bf16"]
+    assert host_kv_capacity.followed(3) == 1_250_832
