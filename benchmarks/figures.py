@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks import checkpoint_pages, claims
 from benchmarks import formats_table as formats
+from benchmarks import host_kv_tables as host_kv
 from benchmarks import host_time_tables as host_time
 from benchmarks import table_formats_tables as table_formats
 from benchmarks.faults import table as faults
@@ -51,6 +52,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/ampere-multigpu/faults.md": faults.PAGE,
     "docs/ampere-multigpu/ray.md": ray_stages.PAGE,
     "docs/ampere-multigpu/check.md": checkpoint_pages.PAGE,
+    "docs/ampere-multigpu/host-kv.md": host_kv.PAGE,
     "docs/ampere-multigpu/host-time.md": host_time.PAGE,
     "docs/ampere-multigpu/loading.md": table_formats.PAGE,
     "docs/ampere-multigpu/formats.md": formats.PAGE,

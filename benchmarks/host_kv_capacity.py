@@ -11,8 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.markdown import table
-from benchmarks.record import FOLDER, Claim, read, write
+from benchmarks.record import FOLDER, Claim, write
 from tests.host_kv.planning import HostPlan, is_rows
 from tests.pipeline_parallel.geometry import BLOCK, CONTEXT, Sizes, layer_specs, text_config
 from tests.pipeline_parallel.planner import Plan, bytes_per_block, engine_config
@@ -85,45 +84,6 @@ def claims(samples: list[dict]) -> list[Claim]:
         (mine,) = [s for s in samples if (s["stages"], s["partition"], s["mb"]) == (stages, "even", 400)]
         found.append(Claim(f"tokens at 400 MB, {stages} stages", mine["tokens"], "tokens", followed(stages), ">="))
     return found
-
-
-def capacity_table() -> str:
-    """By stages and memory; a request holds state blocks beside those of its tokens."""
-    heads = (
-        "cards", "layers", "KV cache a card", "block", "tokens, one request", "requests of 262,144",
-        "host memory, bf16", "int8", "tokens with K/V on the GPUs",
-    )  # fmt: skip
-    rows = [
-        (
-            str(s["stages"]),
-            s["partition"],
-            f"{s['mb']} MB",
-            f"{s['block_tokens']:,}",
-            f"{s['tokens']:,}",
-            str(s["full_contexts"]),
-            f"{s['host_gib_bf16']:.1f} GiB",
-            f"{s['host_gib_int8']:.1f} GiB",
-            f"{s['tokens_in_vram']:,}",
-        )
-        for s in read(PATH)["samples"]
-    ]
-    return table(heads, rows)
-
-
-def soak_table() -> str:
-    """The soak's record in a few lines."""
-    record = read(FOLDER / "host-kv-soak-cpu.json")
-    samples, settings = record["samples"], record["settings"]
-    rows = [
-        ("minutes", f"{samples[-1]['seconds'] / 60:.0f}"),
-        ("stages", str(settings["stages"])),
-        ("requests ended, aborted", f"{sum(s['ended'] for s in samples)}, {sum(s['aborted'] for s in samples)}"),
-        *((claim["name"], f"{claim['value']:g} {claim['unit']}") for claim in record["claims"]),
-    ]
-    return table(("soak on a CPU", ""), rows)
-
-
-PAGE = {"capacity": capacity_table, "soak": soak_table}
 
 
 def main() -> None:

@@ -16,6 +16,8 @@ import torch
 from .errors import HostMemoryRefused
 
 GIB = 1 << 30
+# cudaHostRegisterMapped: kernels read and write it. Implied on today's systems, and said for others.
+_MAPPED = 2
 
 
 class HostMemory:
@@ -60,7 +62,7 @@ class HostMemory:
         from vllm.utils.torch_utils import get_accelerator_view_from_cpu_tensor
 
         with torch.cuda.device(device):
-            error = torch.cuda.cudart().cudaHostRegister(self.cpu.data_ptr(), self.cpu.nbytes, 0)
+            error = torch.cuda.cudart().cudaHostRegister(self.cpu.data_ptr(), self.cpu.nbytes, _MAPPED)
             # The check of is_pinned: the view of memory that is not pinned would be a pinned copy of it.
             if int(error) or not self.cpu.is_pinned():
                 raise HostMemoryRefused(
