@@ -13,7 +13,7 @@ from vllm.models.qwen4_exp.qsa.host_kv.arena import Arena
 from vllm.models.qwen4_exp.qsa.host_kv.impl import HostKVImpl
 from vllm.models.qwen4_exp.qsa.host_kv.layer import rows_view
 from vllm.models.qwen4_exp.qsa.host_kv.prompt import prompt_attention, section_bound
-from vllm.models.qwen4_exp.qsa.host_kv.union import BEYOND, columns_of_section, union_of
+from vllm.models.qwen4_exp.qsa.host_kv.union import BEYOND, edges_of_sections, union_of
 from vllm.models.qwen4_exp.qsa.reference import sparse_paged_attention
 
 from .planning import rows
@@ -196,8 +196,7 @@ def test_nan_in_a_query_stays_in_its_row():
 
 def test_a_sections_columns_are_ranges():
     numbers = torch.tensor([[0, 3, 4, 9, 4], [4, 5, BEYOND, BEYOND, 2]], dtype=torch.int32)
-    assert columns_of_section(numbers, 4, 4).tolist() == [[2, 3], [0, 2]]
-    assert columns_of_section(numbers, 100, 4).tolist() == [[4, 4], [2, 2]]
+    assert edges_of_sections(numbers, 4, 4).tolist() == [[0, 2, 3, 4, 4], [0, 0, 2, 2, 2]]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ..formats import KVFormat, views
 from ..state import State
 from .arena import Arena
 from .attend import attend, finish
-from .union import columns_of_section, union_of
+from .union import edges_of_sections, union_of
 
 
 def section_bound(tokens: int, width: int, contexts: int, pool: int, ratio: int, groups: int) -> int:
@@ -83,8 +83,8 @@ def prompt_attention(
     table = torch.arange(-(-pool // groups), dtype=torch.int32, device=q.device).remainder_(2).unsqueeze(0)
     zeros = torch.zeros(q.shape[0], dtype=torch.int32, device=q.device)
     rows = views(halves.view(form.dtype).view(2, section, kv_heads, content).transpose(1, 2), form, q.shape[-1])
+    edges = edges_of_sections(union.numbers, section, count)
     state = State.empty(*q.shape, q.device)
     for index in arena.sections(host, union.groups, union.size, count):
-        columns = columns_of_section(union.numbers, index * section, section)
-        attend(state, q, rows, union.numbers, columns, table, zeros, k_scale)
+        attend(state, q, rows, union.numbers, edges[:, index : index + 2].contiguous(), table, zeros, k_scale)
     return finish(state, out, output_gate, v_scale)

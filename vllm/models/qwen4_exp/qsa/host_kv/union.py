@@ -103,18 +103,19 @@ def union_of(
     return Union(groups, number[pool] + 1, numbers)
 
 
-def columns_of_section(numbers: torch.Tensor, begin: int, size: int) -> torch.Tensor:
-    """Which of each token's columns are in the rows numbered ``[begin, begin + size)``.
+def edges_of_sections(numbers: torch.Tensor, size: int, count: int) -> torch.Tensor:
+    """Which of each token's columns are in which section of ``size`` rows.
 
     Args:
         numbers: of a Union.
-        begin, size: in rows.
+        size: rows of a section.
+        count: sections.
 
-    Returns ``[tokens, 2]`` int32: the first such column, and the one after the last.
+    Returns ``[tokens, count + 1]`` int32: the columns of section ``n`` begin at entry ``n`` and end before entry
+    ``n + 1``.
 
     """
-    edges = numbers.new_empty(numbers.shape[0], 2)
-    edges[:, 0].fill_(begin)
-    edges[:, 1].fill_(begin + size)
+    begins = torch.arange(0, (count + 1) * size, size, dtype=torch.int32, device=numbers.device)
     # The last column is no number.
-    return torch.searchsorted(numbers[:, :-1].contiguous(), edges, out_int32=True)
+    ascending = numbers[:, :-1].contiguous()
+    return torch.searchsorted(ascending, begins.expand(numbers.shape[0], -1).contiguous(), out_int32=True)
