@@ -15,13 +15,12 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks import record
-from benchmarks.markdown import table
+from benchmarks.kv_pages import CAPACITY, capacity
 from tests.pipeline_parallel.geometry import KV, Sizes, text_config
 from tests.pipeline_parallel.planner import Plan, bytes_per_block
 from tests.pipeline_parallel.stage_platform import aligned_configs
 from vllm.models.qwen4_exp.stages import plan_stages
 
-OUT = record.FOLDER / "qsa-capacity.json"
 GIB = 1 << 30
 
 #: name in the tables -> how K/V are kept
@@ -93,22 +92,11 @@ def measure() -> tuple[list[dict], list[record.Claim]]:
     return samples, claims
 
 
-def capacity() -> str:
-    """The table of docs/ampere-multigpu/kv-cache.md."""
-    found = record.read(OUT)
-    rows: dict[tuple, list[str]] = {}
-    for sample in found["samples"]:
-        key = (sample["stages"], sample["gib"], sample["requests"])
-        rows.setdefault(key, []).append(
-            f"{sample['tokens']:,}" + (f" ({sample['ratio']:.2f}x)" if sample["format"] != "bf16" else "")
-        )
-    heads = ["stages", "GiB each", "requests", *FORMATS]
-    return table(heads, [[*map(str, key), *cells] for key, cells in rows.items()])
-
-
 def main() -> int:
     samples, claims = measure()
-    record.write(OUT, {"command": "python -m benchmarks.kv_capacity", "geometry": "published, TP=1"}, samples, claims)
+    record.write(
+        CAPACITY, {"command": "python -m benchmarks.kv_capacity", "geometry": "published, TP=1"}, samples, claims
+    )
     print(capacity())
     return 0 if all(claim.holds for claim in claims) else 1
 

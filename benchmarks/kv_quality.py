@@ -22,13 +22,12 @@ from pathlib import Path
 import torch
 
 from benchmarks import record
-from benchmarks.markdown import table
+from benchmarks.kv_pages import FLOOR, QUALITY, quality
 from demo import reference
 from demo.checkpoint.geometry import geometry
 from demo.checkpoint.tokens import SPECIAL
 from demo.checkpoint.write import build
 
-OUT = record.FOLDER / "qsa-quality-cpu.json"
 #: Twelve layers, three of them sparse: two of a token's three reads of K/V come after one that was rounded.
 SHAPE = {"num_hidden_layers": 12}
 #: Long for this model's budget of 64 tokens, so that nearly all positions choose what they read.
@@ -37,12 +36,12 @@ CHUNK = 128
 #: name in the table -> what differs from bf16 K/V, chunks of CHUNK tokens and one request at a time
 RUNS = {
     "bf16": {},
-    "bf16, other chunks and batches": {"max_num_batched_tokens": 96, "together": True},
+    FLOOR: {"max_num_batched_tokens": 96, "together": True},
     "int8_per_token_head": {"kv_cache_dtype": "int8_per_token_head"},
     "fp8": {"kv_cache_dtype": "fp8"},
     "fp8, first sparse layer in bf16": {"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["3"]},
 }
-BASE, FLOOR = list(RUNS)[:2]
+BASE = next(iter(RUNS))
 TRANSFORMERS = "transformers, float32 against bfloat16"
 #: Mean divergence that a format may have, in floors: no more than another division into batches makes.
 AIMS = {"int8_per_token_head": 1.0, "fp8": 1.0}
@@ -123,27 +122,6 @@ def measure(folder: Path) -> list[dict]:
     return samples
 
 
-def quality() -> str:
-    """The table of docs/ampere-multigpu/kv-cache.md."""
-    found = record.read(OUT)
-    where = found["hardware"]
-    (floor,) = (sample["mean"] for sample in found["samples"] if sample["run"] == FLOOR)
-    rows = [
-        [
-            sample["run"],
-            *(f"{sample[key]:.5f}" for key in ("mean", "median", "p99", "largest")),
-            f"{sample['mean'] / floor:.2f}",
-            f"{sample['same_choice']:.1%}",
-        ]
-        for sample in found["samples"]
-    ]
-    heads = ["compared", "mean", "median", "99 %", "largest", "mean, in floors", "same best token"]
-    return (
-        f"Measured on {where['cpu']}, {where['cores']} cores ({found['upstream']}, commit {found['commit']}), "
-        f"{found['samples'][0]['positions']:,} positions, nats.\n\n{table(heads, rows)}"
-    )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kv_quality", description=__doc__.splitlines()[0])
     parser.add_argument("--answer", nargs=3, metavar=("MODEL", "RUN", "OUT"), help="one engine; used by the benchmark")
@@ -159,7 +137,7 @@ def main() -> int:
         for name, aim in AIMS.items()
     ]
     settings = {"command": "python -m benchmarks.kv_quality", "preset": "tiny", **SHAPE, "runs": RUNS}
-    record.write(OUT, settings | {"prompts": PROMPTS, "length": LENGTH, "chunk": CHUNK}, samples, claims)
+    record.write(QUALITY, settings | {"prompts": PROMPTS, "length": LENGTH, "chunk": CHUNK}, samples, claims)
     print(quality())
     return 0 if all(claim.holds for claim in claims) else 1
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.kv_capacity import AIMS, CASES, FORMATS, GIB, OUT, planned
+from benchmarks.kv_capacity import AIMS, CASES, FORMATS, GIB, planned
+from benchmarks.kv_pages import CAPACITY
 from benchmarks.record import read
 from tests.pipeline_parallel.geometry import CONTEXT, GDN_PAGE, KV, Sizes, qsa_specs, text_config
 from tests.pipeline_parallel.planner import Plan
@@ -62,7 +63,7 @@ def test_tokens_of_a_pool(case, name, least):
 
 
 def test_the_record_is_what_the_planner_says():
-    found = read(OUT)
+    found = read(CAPACITY)
     for sample in found["samples"]:
         plan = planned(FORMATS[sample["format"]], sample["stages"], sample["gib"] * GIB)
         assert sample["tokens"] == plan.tokens(sample["requests"]), sample

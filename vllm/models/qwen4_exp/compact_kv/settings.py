@@ -26,7 +26,7 @@ _NEAREST = {
     "fp8_e5m2": "fp8_e4m3, which takes as many bytes",
     "fp8_inc": "fp8_e4m3, which takes as many bytes",
     "fp8_ds_mla": "fp8_e4m3",
-    "fp8_per_token_head": "int8_per_token_head, which takes as many bytes and rounds half as coarsely",
+    "fp8_per_token_head": "int8_per_token_head, which takes as many bytes",
 }
 _SMALLEST = "int8_per_token_head or fp8, the smallest that are served"
 
