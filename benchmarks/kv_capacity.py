@@ -87,8 +87,8 @@ def measure() -> tuple[list[dict], list[record.Claim]]:
                 | {"blocks": plan.blocks, "state_blocks": plan.state_blocks}
             )
             if name in AIMS:
-                what = f"{name} / bf16, {stages} stage(s) of {gib} GiB, {requests} request(s)"
-                claims.append(record.Claim(what, ratio, "tokens", AIMS[name], ">="))
+                what = f"tokens in {name} / in bf16, {stages} stage(s) of {gib} GiB, {requests} request(s)"
+                claims.append(record.Claim(what, ratio, "", AIMS[name], ">="))
     return samples, claims
 
 
