@@ -7,19 +7,19 @@ from fractions import Fraction
 from types import SimpleNamespace
 from unittest import mock
 
-import torch
-
 from tests.pipeline_parallel.geometry import GDN_PAGE, Sizes, layer_specs, text_config
 from tests.pipeline_parallel.planner import engine_config
 from vllm import envs
 from vllm.config.qsa import QSAConfig
+from vllm.models.qwen4_exp.qsa.formats import BF16, INT8, KVFormat
 from vllm.models.qwen4_exp.qsa.host_kv import budget
 from vllm.models.qwen4_exp.qsa.host_kv.blocks import filling_block
 from vllm.models.qwen4_exp.qsa.host_kv.spec import spec_on_gpu
 from vllm.models.qwen4_exp.stages import plan_stages
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MLAAttentionSpec, get_kv_quant_mode
 
 GIB = 1 << 30
 #: Pooled key of a token in one layer: 128 numbers of bf16 for 4 tokens.
@@ -94,6 +94,13 @@ class HostPlan:
         return self.blocks * budget.host_block_bytes(self.workers[worker].kv_cache_groups)
 
 
-def rows(block: int = 64, heads: int = 2, width: int = 8) -> FullAttentionSpec:
-    """K/V of a small layer in bf16."""
-    return FullAttentionSpec(block_size=block, num_kv_heads=heads, head_size=width, dtype=torch.bfloat16)
+def rows(block: int = 64, heads: int = 2, width: int = 8, form: KVFormat = BF16) -> FullAttentionSpec:
+    """K/V of a small layer."""
+    spec = FullAttentionSpec(
+        block_size=block,
+        num_kv_heads=heads,
+        head_size=width,
+        dtype=form.dtype,
+        kv_quant_mode=get_kv_quant_mode("int8_per_token_head" if form is INT8 else "auto"),
+    )
+    return TritonAttentionBackend.customize_spec(spec) if form is INT8 else spec

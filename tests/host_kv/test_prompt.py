@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vllm.models.qwen4_exp.qsa.formats import BF16, views
+from vllm.models.qwen4_exp.qsa.formats import BF16, INT8, KVFormat, views
 from vllm.models.qwen4_exp.qsa.host_kv.arena import Arena
 from vllm.models.qwen4_exp.qsa.host_kv.impl import HostKVImpl
 from vllm.models.qwen4_exp.qsa.host_kv.layer import rows_view
@@ -29,13 +29,19 @@ class Batch:
     Rows that no request has written, and everything selections leave unused, hold NaN or a number that no index may be.
     """
 
-    def __init__(self, contexts: list[int], chunks: list[int], seed: int = 0, blocks: int = 40) -> None:
+    def __init__(
+        self, contexts: list[int], chunks: list[int], seed: int = 0, blocks: int = 40, form: KVFormat = BF16
+    ) -> None:
         source = random.Random(seed)
         generator = torch.Generator().manual_seed(seed)
-        spec = rows(BLOCK, KV_HEADS, WIDTH)
+        spec = rows(BLOCK, KV_HEADS, WIDTH, form)
+        self.form = form
         memory = torch.empty(blocks * spec.page_size_bytes, dtype=torch.uint8)
         self.kv_cache = rows_view(memory, spec, blocks)
-        self.kv_cache.fill_(torch.nan)
+        self.cache = views(self.kv_cache, form, WIDTH)
+        # Of int8 rows the scales are what can be NaN.
+        for part in self.cache[:2] if form is BF16 else self.cache[2:]:
+            part.fill_(torch.nan)
         numbers = source.sample(range(1, blocks), sum(-(-n // BLOCK) for n in contexts))
         longest = max(-(-n // BLOCK) for n in contexts)
         self.block_table = torch.full((len(contexts), longest), 10**6, dtype=torch.int32)
@@ -44,8 +50,13 @@ class Batch:
             mine, numbers = numbers[: -(-context // BLOCK)], numbers[-(-context // BLOCK) :]
             self.block_table[request, : len(mine)] = torch.tensor(mine, dtype=torch.int32)
             for position in range(context):
-                row = torch.randn(KV_HEADS, 2 * WIDTH, generator=generator).bfloat16()
-                self.kv_cache[mine[position // BLOCK], :, position % BLOCK] = row
+                at = mine[position // BLOCK], position % BLOCK
+                for stored, scale in (self.cache[::2], self.cache[1::2]):
+                    row = torch.randn(KV_HEADS, WIDTH, generator=generator)
+                    if form is INT8:
+                        scale[at] = row.abs().amax(-1) / 127
+                        row = (row / scale[at].unsqueeze(-1)).round()
+                    stored[at] = row.to(form.dtype)
             for position in range(context - chunk, context):
                 whole = (position + 1) // RATIO
                 groups = source.sample(range(whole), min(whole, BUDGET // RATIO))
@@ -61,15 +72,15 @@ class Batch:
 
     def in_place(self) -> torch.Tensor:
         """Every token reads its rows itself."""
-        keys, values, _, _ = views(self.kv_cache, BF16, WIDTH)
         return sparse_paged_attention(
-            self.q, keys, values, self.selected, self.block_table, self.token_to_req, torch.empty_like(self.q),
-            output_gate=self.gate,
+            self.q, self.cache.keys, self.cache.values, self.selected, self.block_table, self.token_to_req,
+            torch.empty_like(self.q), output_gate=self.gate, key_scales=self.cache.key_scales,
+            value_scales=self.cache.value_scales,
         )  # fmt: skip
 
     def over_sections(self, arena_bytes: int) -> torch.Tensor:
         return prompt_attention(
-            self.q, self.kv_cache, BF16, self.selected, self.block_table, self.token_to_req, RATIO, self.contexts,
+            self.q, self.kv_cache, self.form, self.selected, self.block_table, self.token_to_req, RATIO, self.contexts,
             Arena(arena_bytes, CPU), torch.full_like(self.q, torch.nan), output_gate=self.gate,
         )  # fmt: skip
 
@@ -79,9 +90,16 @@ GROUP_BYTES = RATIO * KV_HEADS * 2 * WIDTH * 2
 ARENAS = {"one group": 2, "two": 4, "seven": 14, "everything": 400}
 
 
-@pytest.fixture(scope="module", params=[([300], [40]), ([3, 130, 61], [3, 17, 1]), ([96, 97, 98, 99], [96, 5, 98, 2])])
+CASES = [
+    ([300], [40], BF16), ([3, 130, 61], [3, 17, 1], BF16), ([96, 97, 98, 99], [96, 5, 98, 2], BF16),
+    ([3, 130, 61], [3, 17, 1], INT8),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[2].name} {case[0]}")
 def batch(request) -> Batch:
-    return Batch(*request.param)
+    contexts, chunks, form = request.param
+    return Batch(contexts, chunks, form=form)
 
 
 @pytest.mark.parametrize("arena", ARENAS)

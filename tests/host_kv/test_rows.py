@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vllm.models.qwen4_exp.qsa.formats import INT8
 from vllm.models.qwen4_exp.qsa.host_kv import memory
 from vllm.models.qwen4_exp.qsa.host_kv.copies import copy_host_blocks
 from vllm.models.qwen4_exp.qsa.host_kv.errors import HostMemoryRefused
-from vllm.models.qwen4_exp.qsa.host_kv.layer import HostKVLayer, rows_view
+from vllm.models.qwen4_exp.qsa.host_kv.layer import HostKVLayer
 from vllm.models.qwen4_exp.qsa.host_kv.memory import HostMemory
 from vllm.models.qwen4_exp.qsa.host_kv.spec import HostRows
 from vllm.v1.worker.host_rows import pages_to_zero
@@ -143,8 +144,9 @@ def test_rows_of_a_shared_block_are_copied_with_it(how):
     assert [int(other.kv_cache[n].unique()) for n in range(6)] == [10, 11, 12, 13, 14, 12]
 
 
-def test_views_of_other_widths():
-    """int8 rows carry scales; the view takes what the spec says a row is."""
-    spec = rows(block=32, heads=1, width=128)
-    view = rows_view(torch.zeros(3 * spec.page_size_bytes, dtype=torch.uint8), spec, 3)
-    assert view.shape == (3, 1, 32, 256)
+def test_int8_rows_hold_their_scales():
+    """The page is the one that the backend would have on a GPU, so the same kernels read it."""
+    layer = bound(3, rows(block=32, heads=1, width=128, form=INT8))
+    assert layer.kv_cache.shape == (3, 1, 32, INT8.content(128)) and layer.kv_cache.dtype == torch.int8
+    assert layer.host_rows.row_bytes == INT8.token_bytes(128) == 264
+    assert layer.host_memory.cpu.nbytes == 3 * 32 * 264
