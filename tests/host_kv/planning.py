@@ -73,7 +73,8 @@ class HostPlan:
             self.engine = engine(stages, **limits)
             self.stages = plan_stages(self.engine.model_config.hf_text_config, stages)
             most = max(len(stage.qsa_layers) for stage in self.stages)
-            self.block = self.engine.cache_config.block_size = filling_block(GDN_PAGE, most, KEY_BYTES, 16)
+            # The engine core plans before it hears of the block size that its workers chose.
+            self.block = filling_block(GDN_PAGE, most, KEY_BYTES, 16)
             register_all_kvcache_specs(self.engine)
             self.specs = [stage_specs(self.engine, stage.layers, self.block) for stage in self.stages]
             self.groups = get_global_kv_cache_groups(self.engine, self.specs)

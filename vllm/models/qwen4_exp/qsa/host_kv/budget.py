@@ -104,7 +104,7 @@ def within_host_memory(
         Worker(block_bytes(groups) if groups else 0, host_block_bytes(groups), there)
         for groups, there in zip(workers_groups, available)
     )
-    need = _need(vllm_config, workers, max(workers_groups, key=len))
+    need = _need(vllm_config, workers, max(workers_groups, key=host_block_bytes))
     # With a context to be fitted, upstream looks for the longest that the blocks allow.
     if vllm_config.model_config.original_max_model_len != -1 and need.blocks < need.request_blocks:
         raise HostKVDoesNotFit(
@@ -144,9 +144,9 @@ def _need(vllm_config: "VllmConfig", workers: tuple[Worker, ...], groups: list[K
         for group in groups
     )
     there, limit = host_memory_there(vllm_config, workers)
-    return Need(
-        workers, vllm_config.cache_config.block_size, blocks, vllm_config.model_config.max_model_len, there, limit
-    )
+    # Not cache_config's: the workers chose it, and this process hears of it later.
+    block_size = next(s.block_size for group in groups for s in _specs_of(group) if isinstance(s, HostKVSpec))
+    return Need(workers, block_size, blocks, vllm_config.model_config.max_model_len, there, limit)
 
 
 def host_memory_there(vllm_config: "VllmConfig", workers: Sequence[Worker]) -> tuple[int, str]:
