@@ -67,7 +67,7 @@ def store(scene_views, form: KVFormat, block: int, place: int, key: torch.Tensor
 
 def scene(
     form: KVFormat, counts: list[int], *, lengths: list[int] | None = None, width: int = 70, kv_heads: int = 2,
-    group: int = 3, dim: int = 32, size: int = 16, seed: int = 0,
+    group: int = 3, dim: int = 64, size: int = 16, seed: int = 0,
 ) -> Scene:  # fmt: skip
     """One row per request, which attends to ``counts`` of its tokens, in ascending order.
 

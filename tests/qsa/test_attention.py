@@ -88,12 +88,12 @@ def test_blocks_that_are_not_there_do_not_count(prefill):
 @pytest.mark.parametrize("prefill", [False, True])
 def test_nan_in_a_selected_row_stays_in_its_row_and_head(form, prefill):
     made = scene(form, [20, 20], width=24)
-    kv, token = views(made.cache, form, 32), int(made.selected[0, 7])
+    kv, token = views(made.cache, form, 64), int(made.selected[0, 7])
     slot = int(made.block_table[0, token // 16]), token % 16, 1
     if form is INT8:
         kv.value_scales[slot] = torch.nan
     else:
-        kv.values[slot] = torch.full((32,), torch.nan) if form is BF16 else torch.full((32,), 0x7F)
+        kv.values[slot] = torch.full((64,), torch.nan) if form is BF16 else torch.full((64,), 0x7F)
     out = made.call(sparse_paged_attention, prefill)
     assert out[0, 3:].isnan().all()
     assert out[0, :3].isfinite().all() and out[1].isfinite().all()
@@ -102,7 +102,7 @@ def test_nan_in_a_selected_row_stays_in_its_row_and_head(form, prefill):
 def test_large_and_small_numbers_of_int8_rows():
     """Scales over ten orders of magnitude, and queries beyond what fp16 holds."""
     made = scene(INT8, [60, 60], width=WIDTH)
-    kv = views(made.cache, INT8, 32)
+    kv = views(made.cache, INT8, 64)
     for request in range(2):
         for token in range(63):
             block, place = int(made.block_table[request, token // 16]), token % 16
@@ -152,19 +152,19 @@ def test_tiles_change_the_order_and_nothing_else():
 @pytest.mark.parametrize(
     "change, reason",
     [
-        ({"q": torch.zeros(1, 5, 32).bfloat16()}, "query heads: expected a multiple of 2"),
-        ({"q": torch.zeros(1, 6, 32).half()}, "dtype of queries"),
-        ({"q": torch.zeros(1, 6, 16).bfloat16()}, r"queries: expected \[rows, heads, 32\]"),
-        ({"values": torch.zeros(7, 16, 2, 32, dtype=torch.int8)}, "shape of values"),
+        ({"q": torch.zeros(1, 5, 64).bfloat16()}, "query heads: expected a multiple of 2"),
+        ({"q": torch.zeros(1, 6, 64).half()}, "dtype of queries"),
+        ({"q": torch.zeros(1, 6, 32).bfloat16()}, r"queries: expected \[rows, heads, 64\]"),
+        ({"values": torch.zeros(7, 16, 2, 64, dtype=torch.int8)}, "shape of values"),
         ({"key_scales": None}, "key_scales of int8 rows: expected True, got None"),
         ({"value_scales": torch.zeros(3, 16, 2).half()}, "dtype of value_scales"),
         ({"selected": torch.zeros(2, 5, dtype=torch.int32)}, r"selected: expected \[1, width \+ 1\]"),
         ({"selected": torch.zeros(1, 1, dtype=torch.int32)}, "columns of selected"),
         ({"block_table": torch.zeros(1, 3, dtype=torch.int64)}, "dtype of block_table"),
         ({"token_to_req": torch.zeros(2, dtype=torch.int32)}, "token_to_req"),
-        ({"output_gate": torch.zeros(1, 5, 32)}, "output_gate"),
+        ({"output_gate": torch.zeros(1, 5, 64)}, "output_gate"),
         ({"out": torch.zeros(1, 6, 16)}, "shape of out"),
-        ({"keys": torch.zeros(3, 16, 2, 32)}, "dtype of keys"),
+        ({"keys": torch.zeros(3, 16, 2, 64)}, "dtype of keys"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, reason):

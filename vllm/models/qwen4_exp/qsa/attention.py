@@ -103,7 +103,7 @@ def sparse_paged_attention(
     )  # fmt: skip
     join_kernel[(q.shape[0], q.shape[1])](
         accumulators, maxima, normalisers, selected, token_to_req, *ends, v_scale, requests,
-        FORM=rows.form.name, WIDTH=width, DIM=dim, SPLIT=tile.split, SPLITS=splits, num_warps=2, num_stages=1,
+        WIDTH=width, DIM=dim, SPLIT=tile.split, SPLITS=splits, num_warps=2, num_stages=1,
         enable_fp_fusion=False,
     )  # fmt: skip
     return out

@@ -7,13 +7,13 @@ A code is ``s eeee mmm``: ``(-1)^s * 2^(eeee-7) * 1.mmm``, or ``2^-6 * 0.mmm`` w
 **Decode.**  fp16 is ``s eeeee mmmmmmmmmm`` with bias 15.  Put the sign to bit 15 and
 the other seven bits to bits 13..7, and the same bits read as fp16 are the number times
 ``2^(7-15) = 2^-8``; subnormals included, since both formats step evenly below their
-smallest exponent.  An arithmetic shift by one of a code in the upper byte does it: the
-sign doubles, and the mask clears its copy and what came from the lower byte.
+smallest exponent.  For a code in the upper byte of 16 bits that is a shift by one and
+two masks, and one register holds two such codes, since 32-bit operations do not care.
 
 What is left is NaN, whose bits read as 480 * 2^-8 = 1.875, more than any number's 448 *
 2^-8 = 1.75.  Times 34944 the former is 65520, which fp16 rounds to infinity; the latter
 stays finite.  Adding zero times that product adds NaN to NaN and zero to the rest.  This
-costs a multiplication and a multiply-add per two numbers; comparing costs four times
+costs a multiplication and a multiply-add per two numbers; comparing costs several times
 that, since integers of 16 bits are not compared in pairs.
 
 The factor of ``2^8`` is left to the caller, who has a scale to multiply anyway.
@@ -33,22 +33,34 @@ UNSCALE = 256.0
 
 
 @triton.jit
-def _decode_upper(word):
-    """int16 words with a code in the upper byte -> fp16 of the number times 2^-8."""
-    x = ((word >> 1) & -0x4080).to(tl.float16, bitcast=True)
-    return x + (x * 34944.0) * 0.0
+def _upper(words):
+    """int32 words -> fp16 bits of the codes in bytes 1 and 3, in their lower and upper halves."""
+    return ((words >> 1) & 0x3F803F80) | (words & -0x7FFF8000)
+
+
+@triton.jit
+def _with_nan(bits):
+    """int16 bits of ``_upper`` as fp16, 1.875 made NaN."""
+    x = bits.to(tl.float16, bitcast=True)
+    return tl.math.fma(x * 34944.0, tl.full(x.shape, 0.0, tl.float16), x)
 
 
 @triton.jit
 def decode_scaled(code):
     """uint8 codes -> fp16 of the number times 2^-8; exact, NaN for the codes of NaN."""
-    return _decode_upper(code.to(tl.int16) << 8)
+    return _with_nan(_upper(code.to(tl.int32) << 8).to(tl.int16))
 
 
 @triton.jit
-def decode_pair_scaled(pair):
-    """int16 words -> ``decode_scaled`` of their low bytes, and of their high bytes."""
-    return _decode_upper(pair << 8), _decode_upper(pair)
+def decode_word_scaled(words):
+    """int32 words -> ``decode_scaled`` of their four bytes, the lowest first."""
+    even, odd = _upper(words << 8), _upper(words)
+    return (
+        _with_nan(even.to(tl.int16)),
+        _with_nan(odd.to(tl.int16)),
+        _with_nan((even >> 16).to(tl.int16)),
+        _with_nan((odd >> 16).to(tl.int16)),
+    )
 
 
 @triton.jit

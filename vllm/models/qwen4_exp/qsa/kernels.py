@@ -12,8 +12,8 @@ joined from left to right; and decode and prefill are made of the same functions
 
 from vllm.triton_utils import tl, triton
 
-from .operands import load_query
-from .softmax import NOTHING, add_columns, finish, first_unit, join, no_columns, planes_of
+from .operands import load_planes, load_query, store_planes
+from .softmax import NOTHING, add_columns, finish, first_unit, join, no_columns, times
 
 
 @triton.jit
@@ -42,22 +42,20 @@ def split_kernel(
     begin = split * SPLIT
     if begin >= count:
         return
-    q_low, q_high, power = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
-    low, high, maximum, normaliser = no_columns(BLOCK_M, DIM)
+    queries, power = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
+    sums, maximum, normaliser = no_columns(BLOCK_M, DIM)
     unit = first_unit(FORM)
     end = tl.minimum(count, begin + SPLIT)
     for first in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
-        low, high, maximum, normaliser, unit = add_columns(
-            low, high, maximum, normaliser, unit, q_low, q_high, power * score_scale,
+        sums, maximum, normaliser, unit = add_columns(
+            sums, maximum, normaliser, unit, queries, power * score_scale,
             selected + row * (WIDTH + 1), first, end, table + request * table_request, num_blocks,
             keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM, BLOCK_N,
         )  # fmt: skip
     heads = tl.arange(0, BLOCK_M)
     mine = heads < GROUP
     at = (row * tl.num_programs(2) + split) * (tl.num_programs(1) * GROUP) + head * GROUP + heads
-    to_low, to_high = planes_of(accumulators, at, DIM, FORM, DIM)
-    tl.store(to_low, low * unit, mask=mine[:, None])
-    tl.store(to_high, high * unit, mask=mine[:, None])
+    store_planes(accumulators, at, DIM, mine, times(sums, unit), FORM, DIM)
     tl.store(maxima + at, maximum, mask=mine)
     tl.store(normalisers + at, normaliser, mask=mine)
 
@@ -65,40 +63,33 @@ def split_kernel(
 @triton.jit(do_not_specialize=["num_requests"])
 def join_kernel(
     accumulators, maxima, normalisers, selected, token_to_req, gate, gate_row, gate_head, out, out_row, out_head,
-    value_scale, num_requests, FORM: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr,
-    SPLITS: tl.constexpr,
+    value_scale, num_requests, WIDTH: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Decode, second half: one program, one row and query head; splits from left to right."""
     row, head, heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     _, count = _extent(selected, token_to_req, num_requests, row, WIDTH)
-    low, high, maximum, normaliser = no_columns(1, DIM)
+    sums, maximum, normaliser = no_columns(1, DIM)
     one = tl.arange(0, 1)
     # Unrolled: all loads are under way before the first is needed.
     for split in tl.static_range(SPLITS):
-        there = split * SPLIT < count
+        there = split * SPLIT + one < count
         at = (row * SPLITS + split) * heads + head + one
-        from_low, from_high = planes_of(accumulators, at, DIM, FORM, DIM)
-        low, high, maximum, normaliser = join(
-            low, high, maximum, normaliser,
-            tl.load(from_low, mask=there, other=0.0), tl.load(from_high, mask=there, other=0.0),
+        sums, maximum, normaliser = join(
+            sums, maximum, normaliser,
+            load_planes(accumulators, at, DIM, there, "bf16", DIM),
             tl.load(maxima + at, mask=there, other=NOTHING), tl.load(normalisers + at, mask=there, other=0.0),
         )  # fmt: skip
-    _write(low, high, normaliser, value_scale, gate + row * gate_row, gate_head, out + row * out_row, out_head,
-           head + one, one == 0, FORM, DIM)  # fmt: skip
+    _write(sums, normaliser, value_scale, gate + row * gate_row, gate_head, out + row * out_row, out_head,
+           head + one, one == 0, "bf16", DIM)  # fmt: skip
 
 
 @triton.jit
-def _write(low, high, normaliser, value_scale, gate, gate_head, out, out_head, heads, mine, FORM: tl.constexpr,
+def _write(sums, normaliser, value_scale, gate, gate_head, out, out_head, heads, mine, FORM: tl.constexpr,
            DIM: tl.constexpr):  # fmt: skip
     """The gated result of one row's ``heads``, to memory."""
-    gate_low, gate_high = planes_of(gate, heads, gate_head, FORM, DIM)
-    to_low, to_high = planes_of(out, heads, out_head, FORM, DIM)
-    gate_low, gate_high = (
-        tl.load(gate_low, mask=mine[:, None], other=0.0), tl.load(gate_high, mask=mine[:, None], other=0.0)
-    )  # fmt: skip
-    OUT: tl.constexpr = out.dtype.element_ty
-    tl.store(to_low, finish(low, normaliser, value_scale, gate_low, OUT), mask=mine[:, None])
-    tl.store(to_high, finish(high, normaliser, value_scale, gate_high, OUT), mask=mine[:, None])
+    gates = load_planes(gate, heads, gate_head, mine, FORM, DIM)
+    done = finish(sums, normaliser, value_scale, gates, out.dtype.element_ty)
+    store_planes(out, heads, out_head, mine, done, FORM, DIM)
 
 
 @triton.jit(do_not_specialize=["num_requests", "num_blocks"])
@@ -119,7 +110,7 @@ def row_kernel(
     request, end = _extent(selected, token_to_req, num_requests, row, WIDTH)
     heads = tl.arange(0, BLOCK_M)
     mine = heads < GROUP
-    low, high, maximum, normaliser = no_columns(BLOCK_M, DIM)
+    sums, maximum, normaliser = no_columns(BLOCK_M, DIM)
     begin = 0
     if section is not None:
         begin = tl.maximum(tl.load(section + row * 2), 0)
@@ -127,36 +118,32 @@ def row_kernel(
         if begin >= end:
             return
         at = row * (tl.num_programs(1) * GROUP) + head * GROUP + heads
-        from_low, from_high = planes_of(accumulators, at, DIM, FORM, DIM)
-        low = tl.load(from_low, mask=mine[:, None], other=0.0)
-        high = tl.load(from_high, mask=mine[:, None], other=0.0)
+        sums = load_planes(accumulators, at, DIM, mine, FORM, DIM)
         maximum = tl.load(maxima + at, mask=mine, other=NOTHING)
         normaliser = tl.load(normalisers + at, mask=mine, other=0.0)
-    q_low, q_high, power = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
-    part_low, part_high, part_maximum, part_normaliser = no_columns(BLOCK_M, DIM)
+    queries, power = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
+    part, part_maximum, part_normaliser = no_columns(BLOCK_M, DIM)
     unit = first_unit(FORM)
     for first in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
-        part_low, part_high, part_maximum, part_normaliser, unit = add_columns(
-            part_low, part_high, part_maximum, part_normaliser, unit, q_low, q_high, power * score_scale,
+        part, part_maximum, part_normaliser, unit = add_columns(
+            part, part_maximum, part_normaliser, unit, queries, power * score_scale,
             selected + row * (WIDTH + 1), first, end, table + request * table_request, num_blocks,
             keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM, BLOCK_N,
         )  # fmt: skip
         after = first + BLOCK_N
         if ((after - begin) % SPLIT == 0) | (after >= end):
-            low, high, maximum, normaliser = join(
-                low, high, maximum, normaliser, part_low * unit, part_high * unit, part_maximum, part_normaliser
-            )
-            part_low, part_high, part_maximum, part_normaliser = no_columns(BLOCK_M, DIM)
+            sums, maximum, normaliser = join(
+                sums, maximum, normaliser, times(part, unit), part_maximum, part_normaliser
+            )  # fmt: skip
+            part, part_maximum, part_normaliser = no_columns(BLOCK_M, DIM)
             unit = first_unit(FORM)
     if section is not None:
         at = row * (tl.num_programs(1) * GROUP) + head * GROUP + heads
-        to_low, to_high = planes_of(accumulators, at, DIM, FORM, DIM)
-        tl.store(to_low, low, mask=mine[:, None])
-        tl.store(to_high, high, mask=mine[:, None])
+        store_planes(accumulators, at, DIM, mine, sums, FORM, DIM)
         tl.store(maxima + at, maximum, mask=mine)
         tl.store(normalisers + at, normaliser, mask=mine)
     else:
-        _write(low, high, normaliser, value_scale, gate + row * gate_row, gate_head, out + row * out_row, out_head,
+        _write(sums, normaliser, value_scale, gate + row * gate_row, gate_head, out + row * out_row, out_head,
                head * GROUP + heads, mine, FORM, DIM)  # fmt: skip
 
 
@@ -168,7 +155,7 @@ def finish_kernel(
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     one = tl.arange(0, 1)
     at = row * tl.num_programs(1) + head + one
-    # Planes as of bf16, halves: whole lines are read and written.
-    from_low, from_high = planes_of(accumulators, at, DIM, "bf16", DIM)
-    _write(tl.load(from_low), tl.load(from_high), tl.load(normalisers + at), value_scale, gate + row * gate_row,
-           gate_head, out + row * out_row, out_head, head + one, one == 0, "bf16", DIM)  # fmt: skip
+    # In memory dimensions are in order, and planes of any kind do: quarters are read in whole lines.
+    sums = load_planes(accumulators, at, DIM, one == 0, "bf16", DIM)
+    _write(sums, tl.load(normalisers + at), value_scale, gate + row * gate_row, gate_head, out + row * out_row,
+           out_head, head + one, one == 0, "bf16", DIM)  # fmt: skip

@@ -19,7 +19,7 @@ class WrongInput(ValueError):
 class Layout(NamedTuple):
     """Where rows lie: strides in elements that a kernel loads, constants of a deployment.
 
-    Those elements are bf16, or words of two one-byte numbers; of scales, fp32.
+    Those elements are bf16, or 32-bit words of four one-byte numbers; of scales, fp32.
     ``*_shift`` is the distance from the aligned pointer that is passed to the first row.
     """
 
@@ -55,11 +55,11 @@ def _words(rows: torch.Tensor, what: str) -> tuple[torch.Tensor, int, list[int]]
     """Base, shift and strides of ``[blocks, block_size, kv_heads, dim]`` rows."""
     require(rows.stride(3) == 1, f"stride of the last axis of {what}", 1, rows.stride(3))
     size = rows.element_size()
-    step = 2 // size
+    step = 4 if size == 1 else 1
     at = (rows.data_ptr() // size, *rows.stride()[:3])
     require(not any(n % step for n in at), f"address and strides of {what}", f"multiples of {step}", at)
-    words = rows.view(torch.int16) if size == 1 else rows
-    shift = words.data_ptr() % _ALIGNED // 2
+    words = rows.view(torch.int32) if size == 1 else rows
+    shift = words.data_ptr() % _ALIGNED // words.element_size()
     if shift > words.storage_offset():
         shift = 0
     base = words.as_strided((1,), (1,), words.storage_offset() - shift)
@@ -106,7 +106,8 @@ def check_queries(q: torch.Tensor, kv_heads: int, dim: int) -> int:
     """Queries per K/V head of ``q`` ``[rows, heads, dim]``."""
     require(q.ndim == 3 and q.shape[2] == dim, "queries", f"[rows, heads, {dim}]", tuple(q.shape))
     require(q.dtype == torch.bfloat16, "dtype of queries", torch.bfloat16, q.dtype)
-    require(dim >= 32 and not dim & (dim - 1), "dim", "a power of two, 32 at least", dim)
+    # Four planes, and the matrix units take 16 numbers at a time.
+    require(dim >= 64 and not dim & (dim - 1), "dim", "a power of two, 64 at least", dim)
     require(q.stride(2) == 1, "stride of the last axis of queries", 1, q.stride(2))
     require(q.shape[1] % kv_heads == 0, "query heads", f"a multiple of {kv_heads} K/V heads", q.shape[1])
     return q.shape[1] // kv_heads

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The running softmax: a state, more columns added to it, two states joined, the end.
 
-A state of some columns of one row is four arrays: ``low`` and ``high``, the sums of
-``p * value`` for the two planes of dimensions (``operands.py``), ``maximum``, the
-largest score, and ``normaliser``, the sum of ``p``, with ``p = 2^(score - maximum)``.
-Scores carry a factor of log2(e), because the hardware has ``2^x``.
+A state of some columns of one row is ``sums``, the sums of ``p * value`` in four planes
+of dimensions (``operands.py``), ``maximum``, the largest score, and ``normaliser``, the
+sum of ``p``, with ``p = 2^(score - maximum)``.  Scores carry a factor of log2(e),
+because the hardware has ``2^x``.
 """
 
 from vllm.triton_utils import tl, triton
 
 from . import state
-from .operands import load_rows, plane_dims, power_below, unscale
+from .operands import load_rows, power_below, unscale
 
 NOTHING = tl.constexpr(state.NOTHING)
 
@@ -18,13 +18,13 @@ NOTHING = tl.constexpr(state.NOTHING)
 @triton.jit
 def no_columns(ROWS: tl.constexpr, DIM: tl.constexpr):
     """The state of no columns at all."""
-    zeros = tl.zeros((ROWS, DIM // 2), tl.float32)
-    return zeros, zeros, tl.full((ROWS,), NOTHING, tl.float32), tl.zeros((ROWS,), tl.float32)
+    zeros = tl.zeros((ROWS, DIM // 4), tl.float32)
+    return (zeros, zeros, zeros, zeros), tl.full((ROWS,), NOTHING, tl.float32), tl.zeros((ROWS,), tl.float32)
 
 
 @triton.jit
 def first_unit(FORM: tl.constexpr):
-    """What ``low`` and ``high`` have to be multiplied with, before ``add_columns``."""
+    """What sums have to be multiplied with, before ``add_columns``."""
     if FORM == "int8":
         return tl.full((), 2.0**-100, tl.float32)
     else:
@@ -32,9 +32,15 @@ def first_unit(FORM: tl.constexpr):
 
 
 @triton.jit
+def times(planes, factor):
+    """Every plane, multiplied."""
+    return planes[0] * factor, planes[1] * factor, planes[2] * factor, planes[3] * factor
+
+
+@triton.jit
 def add_columns(
-    low, high, maximum, normaliser, unit, q_low, q_high, score_scale, selected, first, end, table, num_blocks,
-    keys, values, key_scales, value_scales, kv_head,
+    sums, maximum, normaliser, unit, q, score_scale, selected, first, end, table, num_blocks, keys, values,
+    key_scales, value_scales, kv_head,
     FORM: tl.constexpr, LAYOUT: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The state and its unit, with ``BLOCK_N`` columns from ``first`` on, before ``end``.
@@ -59,12 +65,14 @@ def add_columns(
     valid = valid & (block >= 0) & (block < num_blocks)
     block = tl.maximum(block, 0).to(tl.int64)
     at = block * LAYOUT.key_block + (place * LAYOUT.key_token + kv_head * LAYOUT.key_head + LAYOUT.key_shift)
-    k_low, k_high = load_rows(keys, at, valid, FORM, DIM)
+    k = load_rows(keys, at, valid, FORM, DIM)
     at = block * LAYOUT.value_block + (place * LAYOUT.value_token + kv_head * LAYOUT.value_head + LAYOUT.value_shift)
-    v_low, v_high = load_rows(values, at, valid, FORM, DIM)
+    v = load_rows(values, at, valid, FORM, DIM)
 
-    scores = tl.dot(q_low, tl.trans(k_low))
-    scores = tl.dot(q_high, tl.trans(k_high), acc=scores) * (score_scale * unscale(FORM))[:, None]
+    scores = tl.dot(q[0], tl.trans(k[0]))
+    scores = tl.dot(q[1], tl.trans(k[1]), acc=scores)
+    scores = tl.dot(q[2], tl.trans(k[2]), acc=scores)
+    scores = tl.dot(q[3], tl.trans(k[3]), acc=scores) * (score_scale * unscale(FORM))[:, None]
     if FORM == "int8":
         at = block * LAYOUT.scale_block + (place * LAYOUT.scale_token + kv_head * LAYOUT.scale_head)
         scores = scores * tl.load(key_scales + at, mask=valid, other=0.0)[None, :]
@@ -81,38 +89,49 @@ def add_columns(
         p = p * (value_scale * inverse)[None, :]
         fade = fade * (unit * inverse)
         unit = grown
-    p = p.to(v_low.dtype)
-    low = tl.dot(p, v_low, acc=low * fade[:, None])
-    high = tl.dot(p, v_high, acc=high * fade[:, None])
-    return low, high, raised, normaliser, unit
+    p = p.to(v[0].dtype)
+    sums = times(sums, fade[:, None])
+    sums = (
+        tl.dot(p, v[0], acc=sums[0]),
+        tl.dot(p, v[1], acc=sums[1]),
+        tl.dot(p, v[2], acc=sums[2]),
+        tl.dot(p, v[3], acc=sums[3]),
+    )
+    return sums, raised, normaliser, unit
 
 
 @triton.jit
-def join(low, high, maximum, normaliser, more_low, more_high, more_maximum, more_normaliser):
+def join(sums, maximum, normaliser, more, more_maximum, more_normaliser):
     """Two states over different columns as one state over both."""
     raised = tl.maximum(maximum, more_maximum)
     fade, weight = tl.math.exp2(maximum - raised), tl.math.exp2(more_maximum - raised)
     normaliser = tl.math.fma(normaliser, fade, more_normaliser * weight)
-    wide = tl.broadcast_to(fade[:, None], low.shape)
-    low = tl.math.fma(low, wide, more_low * weight[:, None])
-    high = tl.math.fma(high, wide, more_high * weight[:, None])
-    return low, high, raised, normaliser
+    more = times(more, weight[:, None])
+    fade = tl.broadcast_to(fade[:, None], sums[0].shape)
+    sums = (
+        tl.math.fma(sums[0], fade, more[0]),
+        tl.math.fma(sums[1], fade, more[1]),
+        tl.math.fma(sums[2], fade, more[2]),
+        tl.math.fma(sums[3], fade, more[3]),
+    )
+    return sums, raised, normaliser
 
 
 @triton.jit
-def finish(plane, normaliser, value_scale, gate, OUT: tl.constexpr):
-    """One plane normalised, rounded where the published model rounds, and gated.
+def finish(sums, normaliser, value_scale, gate, OUT: tl.constexpr):
+    """All planes normalised, rounded where the published model rounds, and gated.
 
     A row without columns is zero; one whose normaliser is NaN stays NaN.
     """
-    share = tl.where(normaliser != 0, value_scale / normaliser, 0.0)
-    mixed = (plane * share[:, None]).to(OUT).to(tl.float32)
-    return (mixed * tl.sigmoid(gate.to(tl.float32))).to(OUT)
+    share = tl.where(normaliser != 0, value_scale / normaliser, 0.0)[:, None]
+    return (
+        _gated(sums[0] * share, gate[0], OUT),
+        _gated(sums[1] * share, gate[1], OUT),
+        _gated(sums[2] * share, gate[2], OUT),
+        _gated(sums[3] * share, gate[3], OUT),
+    )
 
 
 @triton.jit
-def planes_of(base, rows, stride, FORM: tl.constexpr, DIM: tl.constexpr):
-    """Pointers to both planes of rows of ``DIM`` numbers that are ``stride`` apart."""
-    low_dims, high_dims = plane_dims(FORM, DIM)
-    at = base + rows[:, None] * stride
-    return at + low_dims[None, :], at + high_dims[None, :]
+def _gated(mixed, gate, OUT: tl.constexpr):
+    return (mixed.to(OUT).to(tl.float32) * tl.sigmoid(gate.to(tl.float32))).to(OUT)

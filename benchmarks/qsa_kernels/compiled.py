@@ -1,0 +1,173 @@
+"""What the kernels compile to, for GPUs that are not there.
+
+    python -m benchmarks.qsa_kernels.compiled --out docs/ampere-multigpu/benches/qsa-compiled.json
+    python -m benchmarks.qsa_kernels.compiled --table --out FILE     only what tiles.py names
+
+Triton makes code for any target; ptxas, which comes with it, reports registers and spills, and nvdisasm the
+instructions of the loop over tiles.  Counted is the loop's one large block: instructions that a warp issues for
+`block_n` columns, among them products (HMMA), loads of matrices from shared memory (LDSM) and of single numbers (LDS),
+and copies from memory (LDGSTS).
+
+Runs in a process of its own where Triton is interpreted otherwise: `TRITON_INTERPRET=0` is set before it is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "0"
+from vllm import triton_interpreter  # noqa: E402
+
+# Compiling needs no driver; vllm.triton_utils hides Triton where there is none.
+triton_interpreter.cpu_drivers = lambda backends, active: (["none"], True)
+
+import triton  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from benchmarks import record  # noqa: E402
+from benchmarks.qsa_kernels.geometry import published  # noqa: E402
+from vllm.models.qwen4_exp.qsa import kernels  # noqa: E402
+from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, KVFormat  # noqa: E402
+from vllm.models.qwen4_exp.qsa.launch import Layout  # noqa: E402
+from vllm.models.qwen4_exp.qsa.tiles import TILES, Tile  # noqa: E402
+
+FORMATS = (BF16, FP8, INT8)
+ARCHS = (80, 86, 89, 90)
+#: Shared memory of a block, bytes; sm_86 and sm_89 have 99 KiB, and less is more blocks at a time.
+SHARED_LIMIT = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
+#: tokens of a block where K/V are in VRAM, and where they are not (issue 7)
+BLOCK_SIZE, TABLE_WIDTH = 1568, 168
+#: kernel -> whether it is compiled with a section's state
+KERNELS = {"decode": "split_kernel", "prefill": "row_kernel", "section": "row_kernel"}
+_TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+_POINTERS = {
+    "q": "*bf16", "gate": "*bf16", "out": "*bf16", "selected": "*i32", "table": "*i32", "token_to_req": "*i32",
+    "accumulators": "*fp32", "maxima": "*fp32", "normalisers": "*fp32", "section": "*i32", "key_scales": "*fp32",
+    "value_scales": "*fp32",
+}  # fmt: skip
+_FLOATS = ("score_scale", "value_scale")
+#: Distances between rows and heads of activations: multiples of 16 at any width of the model.
+_ROUND = ("q_row", "q_head", "gate_row", "gate_head", "out_row", "out_head")
+
+
+def layout(form: KVFormat, dim: int, kv_heads: int) -> Layout:
+    """Of a cache as vLLM allocates it, blocks one after the other."""
+    words = form.content(dim) * form.dtype.itemsize // (2 if form is BF16 else 4)
+    value_shift = words // 2 % (8 if form is BF16 else 4)
+    block = kv_heads * BLOCK_SIZE * words
+    rows = (block, words, BLOCK_SIZE * words)
+    scales = rows if form.scaled_rows else (0, 0, 0)
+    return Layout(BLOCK_SIZE, TABLE_WIDTH, *rows, 0, *rows, value_shift, *scales)
+
+
+def arguments(kind: str, form: KVFormat, tile: Tile, stages: int) -> tuple[dict[str, str], dict[str, object]]:
+    """Types of a kernel's arguments, and the values of those that are compiled in."""
+    shape = published()
+    absent = set() if form.scaled_rows else {"key_scales", "value_scales"}
+    absent |= {"section": {"gate", "out"}, "prefill": {"section", "accumulators", "maxima", "normalisers"}}.get(
+        kind, set()
+    )
+    sizes = {
+        "FORM": form.name, "LAYOUT": layout(form, shape.dim, shape.kv_heads), "WIDTH": shape.width,
+        "GROUP": shape.group, "BLOCK_M": 16, "DIM": shape.dim, "BLOCK_N": tile.block_n, "SPLIT": tile.split,
+        "STAGES": stages,
+    }  # fmt: skip
+    types: dict[str, str] = {}
+    constants: dict[str, object] = {}
+    for name in getattr(kernels, KERNELS[kind]).arg_names:
+        if name.isupper():
+            types[name], constants[name] = "constexpr", sizes[name]
+        elif name in absent:
+            types[name], constants[name] = "constexpr", None
+        elif name in ("keys", "values"):
+            types[name] = "*bf16" if form is BF16 else "*i32"
+        else:
+            types[name] = _POINTERS.get(name, "fp32" if name in _FLOATS else "i32")
+    return types, constants
+
+
+def measure(kind: str, form: KVFormat, arch: int, tile: Tile) -> dict:
+    """Compile one kernel; resources, and instructions of the loop by kind."""
+    function = getattr(kernels, KERNELS[kind])
+    stages = tile.decode_stages if kind == "decode" else tile.prefill_stages
+    types, constants = arguments(kind, form, tile, stages)
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(function.arg_names)
+        if types[name].startswith("*") or name in _ROUND
+    }
+    options = {"num_warps": tile.warps, "num_stages": stages, "enable_fp_fusion": False}
+    made = triton.compile(ASTSource(function, types, constants, aligned), GPUTarget("cuda", arch, 32), options)
+    return {
+        "kernel": kind, "format": form.name, "arch": arch, "block_n": tile.block_n, "split": tile.split,
+        "warps": tile.warps, "stages": stages, "shared": made.metadata.shared, **_assembled(made.asm["ptx"], arch),
+    }  # fmt: skip
+
+
+def _assembled(ptx: str, arch: int) -> dict:
+    from triton.backends.nvidia.compiler import sm_arch_from_capability
+
+    with tempfile.TemporaryDirectory() as folder:
+        text, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        text.write_text(ptx)
+        command = [_TOOLS / "ptxas", "-v", f"--gpu-name={sm_arch_from_capability(arch)}", text, "-o", cubin]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        listing = subprocess.run([_TOOLS / "nvdisasm", "-c", cubin], capture_output=True, text=True, check=True).stdout
+    (registers,), (spills,) = (
+        {int(n) for n in re.findall(pattern, report)}
+        for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores")
+    )
+    return {"registers": registers, "spills": spills, "loop": loop(listing)}
+
+
+def loop(listing: str) -> dict[str, int]:
+    """Instructions of the block with the most products: all, and those that tell how it works."""
+    names = [
+        Counter(re.findall(r"\*/\s+(?:@!?U?P\w+ )?([A-Z0-9_]+)", block)) for block in re.split(r"\n(?=\.L)", listing)
+    ]
+    most = max(names, key=lambda count: count["HMMA"])
+    return {"all": sum(most.values())} | {name: most[name] for name in ("HMMA", "LDSM", "LDS", "LDGSTS", "LDG", "I2F")}
+
+
+def candidates() -> list[Tile]:
+    """What a sweep on a GPU should try."""
+    sizes = itertools.product((32, 64, 128), (2, 4, 8), (1, 2, 3))
+    return [Tile(block_n, 128, warps, stages, stages) for block_n, warps, stages in sizes]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.qsa_kernels.compiled", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--table", action="store_true", help="the tiles in use only, every kernel")
+    parser.add_argument("--arch", type=int, action="append", choices=ARCHS)
+    args = parser.parse_args(argv)
+    archs = args.arch or ARCHS
+    jobs = [(kind, form, arch, TILES[arch, form]) for kind in KERNELS for form in FORMATS for arch in archs]
+    if not args.table:
+        jobs += [("prefill", form, arch, tile) for form in FORMATS for arch in archs for tile in candidates()]
+    samples = []
+    for job in jobs:
+        samples.append(measure(*job) | {"in_use": job[3] is TILES[job[2], job[1]]})
+        print(samples[-1], flush=True)
+    used = [sample for sample in samples if sample["in_use"]]
+    room = max(sample["shared"] / SHARED_LIMIT[sample["arch"]] for sample in used)
+    claims = [
+        record.Claim("spilled by kernels in use", float(sum(s["spills"] for s in used)), "bytes", 0.0, "<="),
+        record.Claim("shared memory of kernels in use", room, "of the GPU's", 1.0, "<="),
+    ]
+    settings = {"command": "python -m benchmarks.qsa_kernels.compiled", "triton": triton.__version__}
+    record.write(args.out, settings, samples, claims)
+    return 0 if all(claim.holds for claim in claims) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
