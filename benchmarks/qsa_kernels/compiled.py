@@ -3,7 +3,7 @@
     python -m benchmarks.qsa_kernels.compiled --out docs/ampere-multigpu/benches/qsa-compiled.json
     python -m benchmarks.qsa_kernels.compiled --table --out FILE     only what tiles.py names
 
-Triton makes code for any target; ptxas, which comes with it, reports registers and spills, and nvdisasm the
+Triton makes code for any target; cuobjdump, which comes with it, reports registers and stack, and nvdisasm the
 instructions of the loop over tiles.  Counted is the loop's one large block: instructions that a warp issues for
 `block_n` columns, among them products (HMMA), loads of matrices from shared memory (LDSM) and of single numbers (LDS),
 and copies from memory (LDGSTS).
@@ -46,8 +46,10 @@ ARCHS = (80, 86, 89, 90)
 SHARED_LIMIT = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 #: tokens of a block where K/V are in VRAM, and where they are not (issue 7)
 BLOCK_SIZE, TABLE_WIDTH = 1568, 168
-#: kernel -> whether it is compiled with a section's state
+#: What runs, by the kernel that it is an instance of.
 KERNELS = {"decode": "split_kernel", "prefill": "row_kernel", "section": "row_kernel"}
+#: The same for every format.
+ENDS = {"join": "join_kernel", "finish": "finish_kernel"}
 _TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 _POINTERS = {
     "q": "*bf16", "gate": "*bf16", "out": "*bf16", "selected": "*i32", "table": "*i32", "token_to_req": "*i32",
@@ -79,11 +81,11 @@ def arguments(kind: str, form: KVFormat, tile: Tile, stages: int) -> tuple[dict[
     sizes = {
         "FORM": form.name, "LAYOUT": layout(form, shape.dim, shape.kv_heads), "WIDTH": shape.width,
         "GROUP": shape.group, "BLOCK_M": 16, "DIM": shape.dim, "BLOCK_N": tile.block_n, "SPLIT": tile.split,
-        "STAGES": stages,
+        "STAGES": stages, "SPLITS": -(-shape.width // tile.split),
     }  # fmt: skip
     types: dict[str, str] = {}
     constants: dict[str, object] = {}
-    for name in getattr(kernels, KERNELS[kind]).arg_names:
+    for name in getattr(kernels, (KERNELS | ENDS)[kind]).arg_names:
         if name.isupper():
             types[name], constants[name] = "constexpr", sizes[name]
         elif name in absent:
@@ -97,7 +99,8 @@ def arguments(kind: str, form: KVFormat, tile: Tile, stages: int) -> tuple[dict[
 
 def measure(kind: str, form: KVFormat, arch: int, tile: Tile) -> dict:
     """Compile one kernel; resources, and instructions of the loop by kind."""
-    function = getattr(kernels, KERNELS[kind])
+    function = getattr(kernels, (KERNELS | ENDS)[kind])
+    warps = 2 if kind in ENDS else tile.warps
     stages = tile.decode_stages if kind == "decode" else tile.prefill_stages
     types, constants = arguments(kind, form, tile, stages)
     aligned = {
@@ -105,28 +108,32 @@ def measure(kind: str, form: KVFormat, arch: int, tile: Tile) -> dict:
         for place, name in enumerate(function.arg_names)
         if types[name].startswith("*") or name in _ROUND
     }
-    options = {"num_warps": tile.warps, "num_stages": stages, "enable_fp_fusion": False}
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
     made = triton.compile(ASTSource(function, types, constants, aligned), GPUTarget("cuda", arch, 32), options)
     return {
         "kernel": kind, "format": form.name, "arch": arch, "block_n": tile.block_n, "split": tile.split,
-        "warps": tile.warps, "stages": stages, "shared": made.metadata.shared, **_assembled(made.asm["ptx"], arch),
+        "warps": warps, "stages": stages, "shared": made.metadata.shared, **_assembled(made.asm["cubin"]),
     }  # fmt: skip
 
 
-def _assembled(ptx: str, arch: int) -> dict:
-    from triton.backends.nvidia.compiler import sm_arch_from_capability
+def _assembled(cubin: bytes) -> dict:
+    """Registers, spills and instructions of one assembled kernel.
 
+    The stack of a kernel that declares no array holds what registers did not.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        text, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        text.write_text(ptx)
-        command = [_TOOLS / "ptxas", "-v", f"--gpu-name={sm_arch_from_capability(arch)}", text, "-o", cubin]
-        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-        listing = subprocess.run([_TOOLS / "nvdisasm", "-c", cubin], capture_output=True, text=True, check=True).stdout
-    (registers,), (spills,) = (
-        {int(n) for n in re.findall(pattern, report)}
-        for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores")
-    )
-    return {"registers": registers, "spills": spills, "loop": loop(listing)}
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        usage, listing = _output(["cuobjdump", "--dump-resource-usage", path]), _output(["nvdisasm", "-c", path])
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
+    return {"registers": int(registers), "spills": int(stack), "loop": loop(listing)}
+
+
+def _output(command: list) -> str:
+    done = subprocess.run([_TOOLS / command[0], *command[1:]], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]}: {done.stderr or done.stdout}")
+    return done.stdout + done.stderr
 
 
 def loop(listing: str) -> dict[str, int]:
@@ -140,7 +147,7 @@ def loop(listing: str) -> dict[str, int]:
 
 def candidates() -> list[Tile]:
     """What a sweep on a GPU should try."""
-    sizes = itertools.product((32, 64, 128), (2, 4, 8), (1, 2, 3))
+    sizes = itertools.product((32, 64), (2, 4, 8), (1, 2, 3))
     return [Tile(block_n, 128, warps, stages, stages) for block_n, warps, stages in sizes]
 
 
@@ -148,12 +155,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.qsa_kernels.compiled", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--table", action="store_true", help="the tiles in use only, every kernel")
-    parser.add_argument("--arch", type=int, action="append", choices=ARCHS)
+    parser.add_argument("--arch", type=int, nargs="+", choices=ARCHS, default=ARCHS)
+    parser.add_argument("--kernels", nargs="+", choices=(*KERNELS, *ENDS), default=(*KERNELS, *ENDS))
     args = parser.parse_args(argv)
-    archs = args.arch or ARCHS
-    jobs = [(kind, form, arch, TILES[arch, form]) for kind in KERNELS for form in FORMATS for arch in archs]
+    kinds = {**dict.fromkeys(KERNELS, FORMATS), **dict.fromkeys(ENDS, (BF16,))}
+    jobs = [
+        (kind, form, arch, TILES[arch, form]) for kind in args.kernels for form in kinds[kind] for arch in args.arch
+    ]
     if not args.table:
-        jobs += [("prefill", form, arch, tile) for form in FORMATS for arch in archs for tile in candidates()]
+        # On the card with the least room.
+        jobs += [("prefill", form, 86, tile) for form in FORMATS for tile in candidates()]
     samples = []
     for job in jobs:
         samples.append(measure(*job) | {"in_use": job[3] is TILES[job[2], job[1]]})

@@ -20,8 +20,8 @@ class Tile:
         block_n: columns in one product.
         split: columns between two joins; decode gives each split a program.
         warps: warps of a program.
-        decode_stages, prefill_stages: tiles in shared memory at a time, counting the
-            one in use.
+        decode_stages, prefill_stages: steps of the loop's pipeline: 1 is none, 2 loads the
+            next tile's rows during this one's products, 3 its list of blocks as well.
 
     """
 
@@ -36,11 +36,39 @@ class Tile:
             raise ValueError(f"a split of {self.split} columns is no whole number of tiles of {self.block_n}")
 
 
-_FLOOR = {80: 80, 86: 86, 87: 86, 89: 89, 90: 90}
-
+# Chosen without a GPU, from what kernels compile to and what the cards have (docs/
+# ampere-multigpu/roofline.md, python -m benchmarks.qsa_kernels.compiled); to be replaced by
+# what `python -m benchmarks.qsa_kernels --sweep` finds.
+#
+#   block_n  Keys and values of a tile lie in shared memory beside the next tile's: at 64
+#            columns bf16 takes 75 KiB, and one program fills an sm_86 or sm_89. At 32 there
+#            are two of bf16, two of int8, three of fp8, so that one multiplies while another
+#            waits. sm_80 and sm_90 have room for 64, multiply four times as fast, and gain
+#            from a third fewer instructions a column.
+#   split    A request alone should fill the card: 2048 columns in splits of 64 are 66
+#            programs, of 128 half of that. But partial states are written and read again:
+#            at 64 as many bytes as three quarters of int8 K/V. They stay in the L2 of
+#            sm_80, sm_89 and sm_90 (40, 72, 50 MB); sm_86's 6 MB hold eight requests' at 128.
+#   warps    At 4 nothing spills but int8 at 64 columns, which needs 254 registers of 255 and
+#            takes 8. At 2 everything spills; at 8 and 32 columns half of a warp's
+#            instructions are addresses.
+#   stages   Rows one tile ahead. A third stage prefetches lists of blocks and no rows: it
+#            costs a few hundred bytes; on sm_90 it also keeps bf16's prefill from spilling.
 TILES: dict[tuple[int, KVFormat], Tile] = {
-    (arch, form): Tile(64, 128, 4, 2, 2) for arch in (80, 86, 89, 90) for form in (BF16, FP8, INT8)
+    (80, BF16): Tile(64, 64, 4, 2, 2),
+    (80, FP8): Tile(64, 64, 4, 2, 2),
+    (80, INT8): Tile(64, 64, 8, 2, 2),
+    (86, BF16): Tile(32, 128, 4, 2, 2),
+    (86, FP8): Tile(32, 128, 4, 2, 2),
+    (86, INT8): Tile(32, 128, 4, 2, 2),
+    (89, BF16): Tile(32, 64, 4, 2, 2),
+    (89, FP8): Tile(32, 64, 4, 2, 2),
+    (89, INT8): Tile(32, 64, 4, 2, 2),
+    (90, BF16): Tile(64, 64, 4, 2, 3),
+    (90, FP8): Tile(64, 64, 4, 2, 2),
+    (90, INT8): Tile(64, 64, 8, 2, 2),
 }
+_ROW = {80: 80, 86: 86, 87: 86, 89: 89, 90: 90}
 # Triton's interpreter: products of the smallest size, two of them a split.
 INTERPRETED = Tile(16, 32, 1, 1, 1)
 
@@ -58,7 +86,7 @@ def row_of(major: int, minor: int) -> int:
     if arch < 80:
         raise NoTiles(f"sparse attention needs sm_80 or later, this GPU is sm_{arch}")
     # sm_120 has as little shared memory as sm_86; sm_100 has more, and takes what fits.
-    return _FLOOR.get(arch, 89)
+    return _ROW.get(arch, 89)
 
 
 @cache

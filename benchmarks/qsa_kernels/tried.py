@@ -1,0 +1,68 @@
+"""The kernels that take a format: ours with one tile or another, and upstream's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.qsa_kernels.inputs import LAYER_SCALE, Paged, Queries
+from vllm.models.qwen4_exp.qsa.attention import sparse_paged_attention
+from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, KVFormat
+from vllm.models.qwen4_exp.qsa.tiles import Tile
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """``named`` are its columns in a sample; ``tile`` is None for upstream's."""
+
+    named: dict[str, str]
+    attention: Callable[[Paged, Queries, bool], torch.Tensor]
+    tile: Tile | None = None
+
+
+def ours(tile: Tile) -> Kernel:
+    def attention(cache: Paged, asked: Queries, prefill: bool) -> torch.Tensor:
+        return sparse_paged_attention(
+            asked.q, cache.kv.keys, cache.kv.values, asked.selected, cache.block_table, asked.token_to_req,
+            torch.empty_like(asked.q), output_gate=asked.gate, prefill=prefill, tile=tile, **cache.scales,
+        )  # fmt: skip
+
+    stages = f"stages {tile.decode_stages}/{tile.prefill_stages}"
+    return Kernel(
+        {"kernel": "ours", "tile": f"{tile.block_n}/{tile.split}, {tile.warps} warps, {stages}"}, attention, tile
+    )
+
+
+def upstream(form: KVFormat, device: str) -> Kernel:
+    from vllm.models.qwen4_exp.nvidia.ops import qsa
+
+    native = form is FP8 and torch.cuda.get_device_capability(device) >= (8, 9)
+
+    def attention(cache: Paged, asked: Queries, prefill: bool) -> torch.Tensor:
+        keys, values = cache.kv.keys, cache.kv.values
+        if native:
+            keys, values = keys.view(torch.float8_e4m3fn), values.view(torch.float8_e4m3fn)
+        scale = LAYER_SCALE if form is FP8 else None
+        return qsa.qsa_sparse_paged_attention(
+            asked.q, keys, values, asked.selected, cache.block_table, asked.token_to_req, prefill, None, scale, scale,
+            output_gate=asked.gate,
+        )  # fmt: skip
+
+    return Kernel({"kernel": "upstream"}, attention)
+
+
+def kernels(form: KVFormat, device: str, tiles: list[Tile]) -> Iterator[Kernel]:
+    """Upstream's first where it takes the format (e4m3 is decoded in PTX, which no interpreter knows)."""
+    if form is BF16 or (form is FP8 and device != "cpu"):
+        yield upstream(form, device)
+    assert form in (BF16, FP8, INT8)
+    yield from map(ours, tiles)
+
+
+def candidates() -> list[Tile]:
+    """What a sweep tries; splits differ in decode only, stages where loads are the limit."""
+    sizes = itertools.product((32, 64), (64, 128, 256), (2, 4, 8), (1, 2, 3))
+    return [Tile(block_n, split, warps, stages, stages) for block_n, split, warps, stages in sizes]

@@ -1,0 +1,66 @@
+"""Attention kernels at real widths, compiled for every card in the table, without one."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8
+from vllm.models.qwen4_exp.qsa.tiles import TILES
+
+ARCHS = (80, 86, 89, 90)
+BOTH = ("decode", "prefill")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Samples of all architectures, from processes of their own: Triton is not interpreted there."""
+    folder = tmp_path_factory.mktemp("compiled")
+    environment = os.environ | {"TRITON_CACHE_DIR": str(folder / "cache"), "TRITON_DEFAULT_FP_FUSION": "0"}
+    jobs = []
+    for archs, kinds in (((80, 89), BOTH), ((90,), BOTH), ((86,), (*BOTH, "section", "join", "finish"))):
+        out = folder / f"qsa-{archs[0]}.json"
+        command = [sys.executable, "-m", "benchmarks.qsa_kernels.compiled", "--table", "--out", str(out)]
+        command += ["--arch", *map(str, archs), "--kernels", *kinds]
+        jobs.append(
+            (out, subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
+        )
+    for out, process in jobs:
+        _, errors = process.communicate(timeout=500)
+        # One where a claim of the record fails, which the tests below say better.
+        assert process.returncode in (0, 1) and out.exists(), errors.decode()[-2000:]
+    return [sample for out, _ in jobs for sample in json.loads(out.read_text())["samples"]]
+
+
+def test_every_kernel_compiles_for_every_card(compiled):
+    made = {(sample["kernel"], sample["format"], sample["arch"]) for sample in compiled}
+    expected = {(kind, form.name, arch) for kind in ("decode", "prefill") for form, arch in formats_and_archs()}
+    # The others on one card: prefill's kernel with a state to start from, and two without products.
+    expected |= {("section", form.name, 86) for form in (BF16, FP8, INT8)}
+    assert made == expected | {(kind, "bf16", 86) for kind in ("join", "finish")}
+    assert {(arch, form) for form, arch in formats_and_archs()} == set(TILES)
+
+
+def formats_and_archs():
+    return [(form, arch) for form in (BF16, FP8, INT8) for arch in ARCHS]
+
+
+def test_nothing_spills(compiled):
+    assert [sample for sample in compiled if sample["spills"]] == []
+
+
+def test_shared_memory_fits_sm_86(compiled):
+    assert max(sample["shared"] for sample in compiled if sample["arch"] in (86, 89)) <= 99 << 10
+
+
+def test_one_byte_rows_are_neither_loaded_nor_converted_one_by_one(compiled):
+    """What planes and strides known to the compiler are for."""
+    for sample in compiled:
+        if sample["kernel"] == "prefill" and sample["format"] != "bf16":
+            loop = sample["loop"]
+            assert loop["I2F"] == 0 < loop["HMMA"]
+            # Keys and values of a tile, by copies of 16 bytes a lane at most and 4 at least, scales aside.
+            lanes = loop["LDGSTS"] * sample["warps"] * 32
+            assert sample["block_n"] * 512 / 16 <= lanes <= 1.25 * sample["block_n"] * 512 / 4
