@@ -45,7 +45,7 @@ ARCHS = (80, 86, 89, 90)
 #: Shared memory of a block, bytes; sm_86 and sm_89 have 99 KiB, and less is more blocks at a time.
 SHARED_LIMIT = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 #: tokens of a block where K/V are in VRAM, and where they are not (issue 7)
-BLOCK_SIZE, TABLE_WIDTH = 1568, 168
+BLOCK_SIZE = 1568
 #: What runs, by the kernel that it is an instance of.
 KERNELS = {"decode": "split_kernel", "prefill": "row_kernel", "section": "row_kernel"}
 #: The same for every format.
@@ -68,7 +68,7 @@ def layout(form: KVFormat, dim: int, kv_heads: int) -> Layout:
     block = kv_heads * BLOCK_SIZE * words
     rows = (block, words, BLOCK_SIZE * words)
     scales = rows if form.scaled_rows else (0, 0, 0)
-    return Layout(BLOCK_SIZE, TABLE_WIDTH, *rows, 0, *rows, value_shift, *scales)
+    return Layout(BLOCK_SIZE, *rows, 0, *rows, value_shift, *scales)
 
 
 def arguments(kind: str, form: KVFormat, tile: Tile, stages: int) -> tuple[dict[str, str], dict[str, object]]:

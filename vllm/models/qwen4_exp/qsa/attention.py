@@ -70,8 +70,7 @@ def sparse_paged_attention(
     not fit, NoTiles on a GPU below sm_80.
 
     """
-    table_width = block_table.shape[1] if block_table.ndim == 2 else 0
-    rows = rows_of(keys, values, key_scales, value_scales, table_width)
+    rows = rows_of(keys, values, key_scales, value_scales)
     kv_heads, dim = keys.shape[2:]
     group = check_queries(q, kv_heads, dim)
     width = check_selection(q.shape[0], selected, block_table, token_to_req)
@@ -86,10 +85,11 @@ def sparse_paged_attention(
         block_table.stride(0), token_to_req,
     )  # fmt: skip
     ends = (gate, gate.stride(0), gate.stride(1), out, out.stride(0), out.stride(1))
-    scale, requests, blocks = score_scale(dim, k_scale), block_table.shape[0], keys.shape[0]
+    scale, requests = score_scale(dim, k_scale), block_table.shape[0]
+    bounds = keys.shape[0], block_table.shape[1]
     if prefill:
         row_kernel[(q.shape[0], kv_heads)](
-            *inputs, None, None, None, None, *ends, scale, v_scale, requests, blocks,
+            *inputs, None, None, None, None, *ends, scale, v_scale, requests, *bounds,
             **shared, STAGES=tile.prefill_stages, num_stages=tile.prefill_stages,
         )  # fmt: skip
         return out
@@ -98,7 +98,7 @@ def sparse_paged_attention(
     accumulators = torch.empty(q.shape[0], splits, q.shape[1], dim, **like)
     maxima, normalisers = torch.empty(2, q.shape[0], splits, q.shape[1], **like)
     split_kernel[(q.shape[0], kv_heads, splits)](
-        *inputs, accumulators, maxima, normalisers, scale, requests, blocks,
+        *inputs, accumulators, maxima, normalisers, scale, requests, *bounds,
         **shared, STAGES=tile.decode_stages, num_stages=tile.decode_stages,
     )  # fmt: skip
     join_kernel[(q.shape[0], q.shape[1])](

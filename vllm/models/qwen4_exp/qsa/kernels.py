@@ -25,10 +25,10 @@ def _extent(selected, token_to_req, num_requests, row, WIDTH: tl.constexpr):
     return tl.where(known, request, 0).to(tl.int64), tl.where(known, tl.minimum(count, WIDTH), 0)
 
 
-@triton.jit(do_not_specialize=["num_requests", "num_blocks"])
+@triton.jit(do_not_specialize=["num_requests", "num_blocks", "table_width"])
 def split_kernel(
     q, q_row, q_head, keys, values, key_scales, value_scales, selected, table, table_request, token_to_req,
-    accumulators, maxima, normalisers, score_scale, num_requests, num_blocks,
+    accumulators, maxima, normalisers, score_scale, num_requests, num_blocks, table_width,
     FORM: tl.constexpr, LAYOUT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
     DIM: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -49,7 +49,7 @@ def split_kernel(
     for first in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         sums, maximum, normaliser, unit = add_columns(
             sums, maximum, normaliser, unit, queries, power * score_scale,
-            selected + row * (WIDTH + 1), first, end, table + request * table_request, num_blocks,
+            selected + row * (WIDTH + 1), first, end, table + request * table_request, table_width, num_blocks,
             keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM, BLOCK_N,
         )  # fmt: skip
     heads = tl.arange(0, BLOCK_M)
@@ -92,11 +92,11 @@ def _write(sums, normaliser, value_scale, gate, gate_head, out, out_head, heads,
     store_planes(out, heads, out_head, mine, done, FORM, DIM)
 
 
-@triton.jit(do_not_specialize=["num_requests", "num_blocks"])
+@triton.jit(do_not_specialize=["num_requests", "num_blocks", "table_width"])
 def row_kernel(
     q, q_row, q_head, keys, values, key_scales, value_scales, selected, table, table_request, token_to_req,
     section, accumulators, maxima, normalisers, gate, gate_row, gate_head, out, out_row, out_head,
-    score_scale, value_scale, num_requests, num_blocks,
+    score_scale, value_scale, num_requests, num_blocks, table_width,
     FORM: tl.constexpr, LAYOUT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
     DIM: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -127,7 +127,7 @@ def row_kernel(
     for first in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         part, part_maximum, part_normaliser, unit = add_columns(
             part, part_maximum, part_normaliser, unit, queries, power * score_scale,
-            selected + row * (WIDTH + 1), first, end, table + request * table_request, num_blocks,
+            selected + row * (WIDTH + 1), first, end, table + request * table_request, table_width, num_blocks,
             keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM, BLOCK_N,
         )  # fmt: skip
         after = first + BLOCK_N

@@ -24,7 +24,6 @@ class Layout(NamedTuple):
     """
 
     block_size: int
-    table_width: int
     key_block: int
     key_token: int
     key_head: int
@@ -78,8 +77,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(
-    keys: torch.Tensor, values: torch.Tensor, key_scales: torch.Tensor | None, value_scales: torch.Tensor | None,
-    table_width: int,
+    keys: torch.Tensor, values: torch.Tensor, key_scales: torch.Tensor | None, value_scales: torch.Tensor | None
 ) -> Rows:  # fmt: skip
     """Check K/V and their scales against each other; see ``sparse_paged_attention``."""
     form = form_of(keys)
@@ -97,7 +95,7 @@ def rows_of(
     key_base, key_shift, key_strides = _words(keys, "keys")
     value_base, value_shift, value_strides = _words(values, "values")
     layout = Layout(
-        keys.shape[1], table_width, *key_strides, key_shift, *value_strides, value_shift, *scale_strides
+        keys.shape[1], *key_strides, key_shift, *value_strides, value_shift, *scale_strides
     )  # fmt: skip
     return Rows(form, layout, key_base, value_base, key_scales, value_scales)
 

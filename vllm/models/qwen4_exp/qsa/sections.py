@@ -71,8 +71,7 @@ def attend_section(
     The rest, and what is raised, as in ``attention.sparse_paged_attention``.
 
     """
-    table_width = block_table.shape[1] if block_table.ndim == 2 else 0
-    rows = rows_of(keys, values, key_scales, value_scales, table_width)
+    rows = rows_of(keys, values, key_scales, value_scales)
     kv_heads, dim = keys.shape[2:]
     group = check_queries(q, kv_heads, dim)
     width = check_selection(q.shape[0], selected, block_table, token_to_req)
@@ -86,7 +85,7 @@ def attend_section(
     row_kernel[(q.shape[0], kv_heads)](
         q, q.stride(0), q.stride(1), rows.keys, rows.values, rows.key_scales, rows.value_scales, selected, block_table,
         block_table.stride(0), token_to_req, columns, *state, None, 0, 0, None, 0, 0, score_scale(dim, k_scale), 1.0,
-        block_table.shape[0], keys.shape[0], **sizes(rows, group, dim, width, tile), STAGES=tile.prefill_stages,
+        block_table.shape[0], keys.shape[0], block_table.shape[1], **sizes(rows, group, dim, width, tile), STAGES=tile.prefill_stages,
         num_stages=tile.prefill_stages,
     )  # fmt: skip
 

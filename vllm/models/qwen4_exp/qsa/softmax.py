@@ -39,7 +39,7 @@ def times(planes, factor):
 
 @triton.jit
 def add_columns(
-    sums, maximum, normaliser, unit, q, score_scale, selected, first, end, table, num_blocks, keys, values,
+    sums, maximum, normaliser, unit, q, score_scale, selected, first, end, table, table_width, num_blocks, keys, values,
     key_scales, value_scales, kv_head,
     FORM: tl.constexpr, LAYOUT: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -58,7 +58,7 @@ def add_columns(
     token = tl.load(selected + columns, mask=columns < end, other=-1)
     page = tl.maximum(token, 0) // LAYOUT.block_size
     place = tl.maximum(token, 0) % LAYOUT.block_size
-    valid = (token >= 0) & (page < LAYOUT.table_width)
+    valid = (token >= 0) & (page < table_width)
     block = tl.load(table + page, mask=valid, other=-1)
     # Blocks that are not there, and entries past the end, are never read: what lies in
     # an unused page may be NaN, and zero times NaN is NaN.
