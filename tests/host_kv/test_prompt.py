@@ -19,7 +19,7 @@ from vllm.models.qwen4_exp.qsa.reference import sparse_paged_attention
 from .planning import rows
 
 CPU = torch.device("cpu")
-RATIO, BLOCK, HEADS, KV_HEADS, WIDTH = 4, 32, 4, 2, 32
+RATIO, BLOCK, HEADS, KV_HEADS, WIDTH = 4, 32, 4, 2, 64
 BUDGET = 24
 
 
