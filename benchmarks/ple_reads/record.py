@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 
 from benchmarks.markdown import table
-from benchmarks.record import FOLDER, Claim, read, write
+from benchmarks.record import FOLDER, ROOT, Claim, read, write
 
 RECORD = FOLDER / "ple-reads-cpu.json"
 
@@ -66,8 +67,8 @@ def _table(made: Callable[[list[dict]], str]) -> Callable[[], str]:
         found = read(RECORD)
         where = found["hardware"]
         foot = (
-            f"\n{where['cpu']}, {where['cores']} cores, a virtual disk ({found['upstream']}, commit {found['commit']}); "
-            f"{found['settings']['table_rows']:,} random rows.\n"
+            f"\n{where['cpu']}, {where['cores']} cores with a load of {found['settings']['load']:.1f} from others, a virtual "
+            f"disk ({found['upstream']}, commit {found['commit']}); {found['settings']['table_rows']:,} random rows.\n"
         )
         return made(found["samples"]) + foot
 
@@ -137,8 +138,20 @@ def written(samples: list[dict]) -> str:
     return table(["rows", "in shards", "flat file", "written in", "verified in"], rows)
 
 
+def counters() -> str:
+    """What ``/metrics`` has, from the one place where it is named; read, not imported, like everything here."""
+    tree = ast.parse((ROOT / "vllm/v1/metrics/ngram_table.py").read_text())
+    (names,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and [target.id for target in node.targets] == ["NAMES"]
+    )
+    return table(["counter", ""], [[f"`vllm:ngram_table_{name}_total`", what] for name, what in names.items()])
+
+
 #: markers of docs/ampere-multigpu/ngram-table.md
 PAGE = {
+    "counters of reads": counters,
     "decode steps": _table(decode),
     "chunks of prompts": _table(chunks),
     "memory and start": _table(memory),

@@ -135,6 +135,20 @@ def test_without_the_kernels_batches(monkeypatch, file):
         AioQueue()
 
 
+def test_a_thread_for_which_the_kernel_has_no_queue(monkeypatch, file):
+    """Found out in the middle of serving: reads go on one by one."""
+    descriptor, content = file
+    reader = ReadPool(AioQueue(), 1)
+
+    def refuse(*_):
+        raise AioUnavailable(errno.EAGAIN, "io_setup")
+
+    monkeypatch.setattr(reader.queue, "_context", refuse)
+    target = np.zeros(320, dtype=np.uint8)
+    assert reader.read(spans_of(descriptor, np.array([9])), target).results.tolist() == [320]
+    assert isinstance(reader.queue, PlainQueue) and np.array_equal(target, content[9 * PAGE :][:320])
+
+
 def test_neighbours_on_disk_are_one_span():
     fd = np.array([5, 5, 5, 6, 6, 5])
     offset = np.array([0, 10, 30, 40, 50, 60])

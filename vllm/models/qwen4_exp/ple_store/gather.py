@@ -4,20 +4,12 @@
 ``ids -> unique, sorted -> runs of neighbours -> read what is cached, announce and read the rest -> scatter``
 
 * Hashes repeat within a batch (a prompt has common pairs of words), so equal ids are read once.
-* A whole batch is handed to the kernel at once (``reads/``): 16 rows of a token from the page cache take 20 µs, where a
-  call for each took 160.
-* The kernel is told that access is random.  Where rows lie close together it would take sorted reads for the start of
-  a sequential pass, and read most of the file.
+* A whole batch is handed to the kernel at once (``reads/``).
+* The kernel is told that access is random.  It would otherwise read around every row, and where rows lie close
+  together take sorted reads for the start of a sequential pass.
 
-Measured with a cold page cache, 512 tokens (8192 rows of 320 bytes) per run, on a virtual disk of a busy machine, with
-a call for each row; ``tests/ple_store/cold_reads.py`` repeats it:
-
-    table                       0.2 GB                       2.1 GB
-    both advices       62 KiB/token  120-186 ms    68 KiB/token  202-223 ms
-    random only        62 KiB/token  631-710 ms    68 KiB/token  533-826 ms
-    none              380 KiB/token  148-240 ms    72 KiB/token  594-630 ms
-
-A token's 16 rows lie on 16 pages of 4 KiB, or on a few more where a row crosses a page.
+A token's 16 rows lie on 16 pages of 4 KiB, or on a few more where a row crosses a page.  What that costs, cold and warm,
+is in docs/ampere-multigpu/ngram-table.md, and ``python -m benchmarks.ple_reads`` measures it again.
 """
 
 import errno

@@ -8,6 +8,7 @@ system call holds no lock of the interpreter, so they work beside each other and
 
 import errno
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -56,6 +57,7 @@ class ReadPool:
         self.queue = queue if queue is not None else best_queue()
         self._threads = threads or min(_THREADS, len(os.sched_getaffinity(0)))
         self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
         self._process = os.getpid()
         self._tells = True
 
@@ -81,6 +83,14 @@ class ReadPool:
         self._pool = None
 
     def _read(self, spans: Spans, target: np.ndarray) -> Outcome:
+        try:
+            return self._in_moves(spans, target)
+        except AioUnavailable:
+            # The kernel has no room for the queue of one more thread (fs.aio-max-nr).
+            self.queue = PlainQueue()
+            return self._in_moves(spans, target)
+
+    def _in_moves(self, spans: Spans, target: np.ndarray) -> Outcome:
         if not self._tells:
             advise(spans)
             return Outcome(complete(self.queue, spans, target), None, 0)
@@ -90,18 +100,19 @@ class ReadPool:
             return Outcome(results, cached, 0)
         if np.isin(-results, _DOES_NOT_TELL).any():
             self._tells = False
-            return self._read(spans, target)
+            return self._in_moves(spans, target)
         rest = spans[~cached]
         advise(rest)
         results[~cached] = complete(self.queue, rest, target)
         return Outcome(results, cached, _pages(rest) * PAGE)
 
     def _executor(self) -> ThreadPoolExecutor:
-        if self._pool is None or self._process != os.getpid():
-            # Threads do not survive a fork.
-            self._process = os.getpid()
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="ngram-rows")
-        return self._pool
+        with self._lock:
+            if self._pool is None or self._process != os.getpid():
+                # Threads do not survive a fork.
+                self._process = os.getpid()
+                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="ngram-rows")
+            return self._pool
 
 
 def best_queue() -> AioQueue | PlainQueue:
