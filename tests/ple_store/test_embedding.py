@@ -120,7 +120,7 @@ def test_only_the_requests_that_needed_it_get_nan(build, damaged, monkeypatch):
     monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
     layer, requests, path, offset, needed = damaged
     wanted = look_up(build(False), requests)
-    queue = layer.ngram_embedding.table._rows._pool.queue
+    queue = layer.ngram_embedding.table._rows.pool.queue
     read = queue.read
 
     def fail(spans, target, nowait):

@@ -15,6 +15,8 @@ is in docs/ampere-multigpu/ngram-table.md, and ``python -m benchmarks.ple_reads`
 import errno
 import os
 import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -23,8 +25,8 @@ import torch
 
 from .counters import Counters
 from .errors import RowOutOfRange, RowReadFailed, UnreadableFile
-from .reads import ReadPool
-from .reads.spans import coalesce
+from .reads import ReadPool, Spans
+from .reads.spans import coalesce, joined
 
 #: What the system says of a file that is lost as a whole: closed, its device or its server gone.
 _GONE = (errno.EBADF, errno.ENXIO, errno.ENODEV, errno.ESTALE)
@@ -62,8 +64,8 @@ class TableFiles:
             UnreadableFile: one cannot be opened
         """
         self.location = location
-        self._pool = pool or ReadPool()
-        self._counters = counters or Counters()
+        self.pool = pool or ReadPool()
+        self.counters = counters or Counters()
         descriptors: list[int] = []
         self._close = weakref.finalize(self, _close_all, descriptors)
         try:
@@ -105,11 +107,7 @@ class TableFiles:
         Raises:
             RowOutOfRange, RowReadFailed
         """
-        rows = torch.empty(len(wanted), self.location.row_bytes, dtype=torch.uint8)
-        if len(wanted):
-            self._check(wanted)
-            self._read(wanted, rows.numpy().reshape(-1))
-        return rows
+        return read_together([self], wanted)[0]
 
     def close(self) -> None:
         """Close the files.  A later ``read`` is an error."""
@@ -121,31 +119,76 @@ class TableFiles:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check(self, wanted: np.ndarray) -> None:
+    def plan(self, wanted: np.ndarray, start: int) -> "Plan":
+        """Where ``wanted`` are; their bytes go to ``start`` of a target. Raises RowOutOfRange, RowReadFailed."""
         if wanted[0] < 0 or wanted[-1] >= self.location.rows:
             bad = wanted[0] if wanted[0] < 0 else wanted[-1]
             raise RowOutOfRange(self.location.paths[0], f"a row of 0..{self.location.rows - 1}", f"row {bad}")
-
-    def _read(self, wanted: np.ndarray, target: np.ndarray) -> None:
         if not self._close.alive:
             raise RowReadFailed(self.location.paths[0], "an open file", "a closed one", wanted.tolist(), gone=True)
         files, offsets = self.location.place(wanted)
         spans, first = coalesce(self._descriptors[files], offsets, self.location.row_bytes)
-        outcome = self._pool.read(spans, target)
-        self._counters.count_reads(spans, outcome)
-        failed = np.flatnonzero(outcome.results != spans.size)
-        if failed.size:
-            # The first decides the sentence; every row that could not be read is on the exception.
-            span, result = failed[0], int(outcome.results[failed[0]])
-            actual = os.strerror(-result) if result < 0 else f"{result} bytes before the end of the file"
-            lost = np.concatenate([wanted[first[i] : first[i + 1]] for i in failed])
-            raise RowReadFailed(
-                self.location.paths[files[first[span]]],
-                f"{spans.size[span]} bytes at offset {spans.offset[span]}",
-                actual,
-                rows=lost.tolist(),
-                gone=-result in _GONE,
-            )
+        spans.start[:] += start
+        return Plan(spans, first, files)
+
+    def check(self, wanted: np.ndarray, plan: "Plan", results: np.ndarray) -> None:
+        """Raise RowReadFailed unless ``results`` of the plan's spans are all that was asked for."""
+        failed = np.flatnonzero(results != plan.spans.size)
+        if not failed.size:
+            return
+        # The first decides the sentence; every row that could not be read is on the exception.
+        span, result = failed[0], int(results[failed[0]])
+        actual = os.strerror(-result) if result < 0 else f"{result} bytes before the end of the file"
+        lost = np.concatenate([wanted[plan.first[i] : plan.first[i + 1]] for i in failed])
+        raise RowReadFailed(
+            self.location.paths[plan.files[plan.first[span]]],
+            f"{plan.spans.size[span]} bytes at offset {plan.spans.offset[span]}",
+            actual,
+            rows=lost.tolist(),
+            gone=-result in _GONE,
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Reads of some rows.
+
+    Attributes:
+        spans: what is read
+        first: int64 ``[spans + 1]``, the first row of each span
+        files: int64 ``[rows]``, the file of each row
+    """
+
+    spans: Spans
+    first: np.ndarray
+    files: np.ndarray
+
+
+def read_together(tables: Sequence[TableFiles], wanted: np.ndarray) -> list[torch.Tensor]:
+    """The same rows of several tables in one batch, such as rows and their scales, which the disk then sees at once.
+
+    Args:
+        tables: the pool and the counters of the first one are used
+        wanted: int64 row numbers, sorted, each once
+
+    Returns:
+        uint8 ``[len(wanted), row_bytes]`` for each table
+
+    Raises:
+        RowOutOfRange, RowReadFailed
+    """
+    bounds = np.cumsum([0, *(table.location.row_bytes * len(wanted) for table in tables)]).tolist()
+    target = torch.empty(bounds[-1], dtype=torch.uint8)
+    if len(wanted):
+        plans = [table.plan(wanted, start) for table, start in zip(tables, bounds)]
+        spans = plans[0].spans if len(plans) == 1 else joined([plan.spans for plan in plans])
+        outcome = tables[0].pool.read(spans, target.numpy())
+        tables[0].counters.count_reads(spans, outcome)
+        ends = np.cumsum([len(plan.spans) for plan in plans])[:-1]
+        for table, plan, results in zip(tables, plans, np.split(outcome.results, ends)):
+            table.check(wanted, plan, results)
+    sizes = [table.location.row_bytes for table in tables]
+    return [target[a:b].view(len(wanted), size) for a, b, size in zip(bounds, bounds[1:], sizes)]
 
 
 def _open(path: os.PathLike) -> int:

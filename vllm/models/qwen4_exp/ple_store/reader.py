@@ -10,7 +10,7 @@ import torch
 
 from .counters import Counters
 from .formats import Kind, Table
-from .gather import TableFiles
+from .gather import TableFiles, read_together
 from .reads import ReadPool
 
 
@@ -86,8 +86,9 @@ class TableReader(RowStore):
 
     def read(self, wanted: np.ndarray) -> torch.Tensor:
         """Records, see ``RowStore``."""
-        rows = self._rows.read(wanted)
-        return rows if self._scales is None else torch.cat((rows, self._scales.read(wanted)), dim=1)
+        if self._scales is None:
+            return self._rows.read(wanted)
+        return torch.cat(read_together((self._rows, self._scales), wanted), dim=1)
 
     def split(self, records: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Records taken apart, see ``RowStore``."""

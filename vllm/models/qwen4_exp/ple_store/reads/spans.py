@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A batch of reads as arrays."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,3 +52,10 @@ def coalesce(fd: np.ndarray, offset: np.ndarray, record: int) -> tuple[Spans, np
     first = np.concatenate(([0], broken, [len(fd)])) if len(fd) else np.zeros(1, dtype=np.int64)
     lead = first[:-1]
     return Spans(fd[lead], offset[lead], np.diff(first) * record, lead * record), first
+
+
+def joined(parts: Sequence[Spans]) -> Spans:
+    """One batch of several."""
+    return Spans(
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("fd", "offset", "size", "start"))
+    )
