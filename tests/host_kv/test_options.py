@@ -1,5 +1,6 @@
 """--qsa-config: values, environment variables, and what kv_offload does not go with."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -98,3 +99,10 @@ def test_settings_that_do_not_are_refused(changes, named):
     with pytest.raises(KVOffloadRefused, match=named):
         check_settings(settings(**changes))
     check_settings(settings(**changes, qsa_config=None))
+
+
+def test_the_page_lists_what_can_be_set():
+    page = (Path(__file__).parents[2] / "docs/ampere-multigpu/host-kv.md").read_text()
+    for variable, field in ALIASES.items():
+        assert f"| `{field}` | `{variable}` |" in page
+    assert f"| {DEFAULT_ARENA_BYTES} |" in page
