@@ -117,3 +117,14 @@ def test_upstream_kernels_that_do_not_exist_are_refused(monkeypatch, cpu, form):
 def test_a_configuration_with_kernels_that_do_not_exist_is_refused():
     with pytest.raises(UnknownKernels, match="reference, ours"):
         check_kv_cache(configured("fp8", kernels="upstream"))
+
+
+def test_a_wrong_format_is_refused_before_the_model_is_loaded():
+    """The hook: what upstream calls while it builds a configuration reaches the check."""
+    from tests.pipeline_parallel.test_stages import engine_config
+    from vllm.model_executor.models.config import Qwen4ExpForCausalLMConfig
+
+    config = engine_config(3)
+    config.cache_config = CacheConfig(cache_dtype="nvfp4")
+    with pytest.raises(KVCacheDtypeNotServed):
+        Qwen4ExpForCausalLMConfig.verify_and_update_config(config)
