@@ -20,6 +20,7 @@ from benchmarks.faults import table as faults
 from benchmarks.pipeline_model import tables as pipeline
 from benchmarks.pipeline_rates import record as rates
 from benchmarks.ple_reads import record as ple_reads
+from benchmarks.qsa_kernels import roofline
 from benchmarks.ray_stages import table as ray_stages
 from benchmarks.record import FOLDER, ROOT, read
 
@@ -58,6 +59,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/ampere-multigpu/ngram-table.md": ple_reads.PAGE,
     "docs/ampere-multigpu/loading.md": table_formats.PAGE,
     "docs/ampere-multigpu/formats.md": formats.PAGE,
+    "docs/ampere-multigpu/roofline.md": roofline.PAGE,
     "docs/ampere-multigpu/kv-cache.md": kv_pages.PAGE,
 }
 

@@ -1,0 +1,70 @@
+"""What of the kernels' benchmark runs without a GPU: every case once, small, and the figures made of the geometry."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.qsa_kernels import __main__ as command
+from benchmarks.qsa_kernels import check, inputs, roofline
+from benchmarks.qsa_kernels.geometry import published
+from vllm.models.qwen4_exp.qsa.formats import BF16, INT8
+
+
+def test_a_small_run(tmp_path):
+    out = tmp_path / "qsa-test.json"
+    arguments = ["--device", "cpu", "--contexts", "44", "--requests", "1", "--block-size", "16", "--prefill-rows", "2"]
+    assert command.main([*arguments, "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert {(row["format"], row["mode"], row["kernel"]) for row in found["samples"]} == {
+        (form, mode, kernel)
+        for form, kernel in (("bf16", "upstream"), ("bf16", "ours"), ("int8", "ours"), ("fp8", "ours"))
+        for mode in ("decode", "prefill")
+    }
+    assert all("failed" not in row and row["bytes"] > 0 for row in found["samples"])
+    assert [claim["value"] for claim in found["claims"]] == [0.0, 0.0]
+
+
+def test_a_wrong_kernel_is_not_timed(monkeypatch):
+    monkeypatch.setattr(check, "error", lambda *_: {"error": 1.0, "floor": 0.1})
+    monkeypatch.setattr(command, "seconds", lambda *_: pytest.fail("timed"))
+    kernel = SimpleNamespace(attention=None, named={"kernel": "ours"}, tile=None)
+    got = command.sample(kernel, None, command.Case(BF16, 1, 1, False), None, None, None, (None, None), "cpu")
+    assert got["failed"] == "error 1.00e+00, floor 1.00e-01"
+
+
+def test_a_selection_is_an_indexers():
+    shape = command.small()
+    asked = inputs.queries(shape, 1, 3, 66, "cpu")
+    for row, position in zip(asked.selected.tolist(), range(63, 66)):
+        count, open_tokens = row[-1], (position + 1) % shape.ratio
+        assert (
+            count == shape.budget + open_tokens
+            and row[:count] == sorted(set(row[:count]))
+            and row[count - 1] <= position
+        )
+        assert row[count - open_tokens : count] == list(range(position + 1 - open_tokens, position + 1))
+
+
+def test_speeds_are_held_against_upstreams_bf16():
+    row = {"context": 1, "requests": 1, "mode": "decode"}
+    samples = [
+        row | {"kernel": "upstream", "format": "bf16", "microseconds": 9.0},
+        row | {"kernel": "ours", "format": "int8", "microseconds": 6.0},
+    ]
+    claims = {claim.name: claim for claim in command.claimed(samples, timed=True)}
+    assert claims["decode of int8, least speed against upstream's bf16"].value == 1.5
+
+
+def test_bytes_of_a_row():
+    shape = published()
+    assert (shape.layers, shape.width, shape.group) == (12, 2051, 12)
+    assert shape.kv_bytes(BF16, 2048) == 4 << 20  # 48 MiB a token of 12 layers
+    assert shape.kv_bytes(INT8, 1) == 2 * 520
+    assert shape.products(2048, 12) == 24 * 2048 * 256 * 2
+
+
+def test_index_keys_outgrow_attention():
+    lines = roofline.index_table().splitlines()[2:]
+    read = [[float(cell.replace(",", "")) for cell in line.strip("| ").split("|")] for line in lines]
+    assert [row[2] > row[4] for row in read] == [False, False, True]
