@@ -50,7 +50,7 @@ class Tile:
 #            at 64 as many bytes as three quarters of int8 K/V. They stay in the L2 of
 #            sm_80, sm_89 and sm_90 (40, 72, 50 MB); sm_86's 6 MB hold eight requests' at 128.
 #   warps    At 4 nothing spills but int8 at 64 columns, which needs 254 registers of 255 and
-#            takes 8. At 2 everything spills; at 8 and 32 columns half of a warp's
+#            takes 8. At 2 nearly all spill; at 8 and 32 columns half of a warp's
 #            instructions are addresses.
 #   stages   Rows one tile ahead. A third stage prefetches lists of blocks and no rows: it
 #            costs a few hundred bytes; on sm_90 it also keeps bf16's prefill from spilling.
