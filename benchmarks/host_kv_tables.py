@@ -42,4 +42,4 @@ def soak_table() -> str:
     return table(("soak on a CPU", ""), rows)
 
 
-PAGE = {"capacity": capacity_table}
+PAGE = {"capacity": capacity_table, "soak": soak_table}
