@@ -99,6 +99,15 @@ def test_nan_in_a_selected_row_stays_in_its_row_and_head(form, prefill):
     assert out[0, :3].isfinite().all() and out[1].isfinite().all()
 
 
+@pytest.mark.parametrize("prefill", [False, True])
+def test_a_nan_key_comes_out_in_its_group(prefill):
+    made = scene(INT8, [20], width=24)
+    kv, token = views(made.cache, INT8, 64), int(made.selected[0, 7])
+    kv.key_scales[int(made.block_table[0, token // 16]), token % 16, 0] = torch.nan
+    out = made.call(sparse_paged_attention, prefill)
+    assert out[0, :3].isnan().all() and out[0, 3:].isfinite().all()
+
+
 def test_large_and_small_numbers_of_int8_rows():
     """Scales over ten orders of magnitude, and queries beyond what fp16 holds."""
     made = scene(INT8, [60, 60], width=WIDTH)
