@@ -78,7 +78,7 @@ def prompt_attention(
         # Nothing is queued here: empty sections cost their time, and asking costs none.
         count = -(-int(union.size) // groups)
     # To a kernel the union is one request whose blocks are sections, of which the arena has two. The table is as wide
-    # as sections of the whole pool: its width is compiled in.
+    # as sections of the whole pool, so that its stride, which Triton compiles for, is always the same.
     section = groups * ratio
     table = torch.arange(-(-pool // groups), dtype=torch.int32, device=q.device).remainder_(2).unsqueeze(0)
     zeros = torch.zeros(q.shape[0], dtype=torch.int32, device=q.device)
