@@ -16,7 +16,7 @@ from vllm.models.qwen4_exp.compact_kv.choice import Kernels
 from vllm.models.qwen4_exp.cpu.qsa import impl as cpu
 from vllm.models.qwen4_exp.qsa.formats import kv_format
 
-HEADS, KV_HEADS, WIDTH, PAGE, WIDEST = 2, 1, 32, 4, 6
+HEADS, KV_HEADS, WIDTH, PAGE, WIDEST = 2, 1, 64, 4, 6
 LENGTHS, QUERIES = [7, 1, 3], [2, 1, 1]
 
 
