@@ -18,7 +18,8 @@ import torch
 from benchmarks import record
 from benchmarks.format_kernels.cases import Case, Geometry, cases
 from benchmarks.format_kernels.layers import build
-from benchmarks.format_kernels.measure import bandwidth, sample
+from benchmarks.format_kernels.measure import sample
+from benchmarks.gpu_time import bandwidth
 
 #: What the card takes by itself, and the two that take packed integers on sm_80 and sm_86.
 BACKENDS = ("auto", "marlin", "humming")

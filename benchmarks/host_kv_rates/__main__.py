@@ -22,14 +22,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.options import numbers
 from benchmarks.record import hardware
 
 from . import record
 from .variants import VARIANTS
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def arguments() -> argparse.Namespace:
@@ -46,8 +43,8 @@ def arguments() -> argparse.Namespace:
         source.add_argument("--model", help="a checkpoint")
         parser.add_argument("--layers", type=int, default=16, help="with --config: one of three stages")
         parser.add_argument("--experts", type=int, default=96, help="with --config: what leaves room for K/V beside")
-        parser.add_argument("--contexts", type=_numbers, default=[4096, 65_536, 250_000])
-        parser.add_argument("--users", type=_numbers, default=[1, 4, 8])
+        parser.add_argument("--contexts", type=numbers, default=[4096, 65_536, 250_000])
+        parser.add_argument("--users", type=numbers, default=[1, 4, 8])
         parser.add_argument("--chunk", type=int, default=2048)
         parser.add_argument("--variants", default="vram,host")
         parser.add_argument("--limit", type=float, default=580.0, help="seconds of one variant")

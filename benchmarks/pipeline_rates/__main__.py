@@ -12,15 +12,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.options import numbers
 from benchmarks.record import hardware
 
 from . import geometry, record
 from .rates import measure
 from .switch import Rule
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def arguments() -> argparse.Namespace:
@@ -37,8 +34,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--layers", type=int, default=48, help="with --config")
     parser.add_argument("--experts", type=int, default=512, help="with --config")
-    parser.add_argument("--contexts", type=_numbers, default=[8192, 65536])
-    parser.add_argument("--users", type=_numbers, default=[1, 2, 4, 8])
+    parser.add_argument("--contexts", type=numbers, default=[8192, 65536])
+    parser.add_argument("--users", type=numbers, default=[1, 2, 4, 8])
     parser.add_argument("--rules", default="um128")
     parser.add_argument(
         "--additional-config", type=json.loads, default={}, help="vLLM's option of that name: switches to be off"

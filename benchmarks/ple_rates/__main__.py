@@ -19,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.options import numbers
 from benchmarks.record import commit, hardware
 
 from . import record
@@ -44,10 +45,6 @@ CPU_CASES = {
 }
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     top = argparse.ArgumentParser(
         prog="python -m benchmarks.ple_rates", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -63,8 +60,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     run_.add_argument("--layers", type=int, default=8)
     run_.add_argument("--experts", type=int, default=128)
     run_.add_argument("--rows", type=int, default=40_000_000)
-    run_.add_argument("--contexts", type=_numbers, default=[8192, 250_000])
-    run_.add_argument("--users", type=_numbers, default=[1, 4])
+    run_.add_argument("--contexts", type=numbers, default=[8192, 250_000])
+    run_.add_argument("--users", type=numbers, default=[1, 4])
     run_.add_argument("--kv-gib", type=float, default=20.0)
     run_.add_argument("--only", default="", help="cases with this word in their name")
     return top.parse_args(argv)

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import record
-from benchmarks.format_kernels.measure import bandwidth, seconds
+from benchmarks.gpu_time import bandwidth, seconds
 from benchmarks.qsa_kernels import check
 from benchmarks.qsa_kernels.geometry import Geometry, published
 from benchmarks.qsa_kernels.inputs import Paged, Queries, distinct, paged, queries

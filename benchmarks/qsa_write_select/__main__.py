@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from benchmarks import record
+from benchmarks.gpu_time import bandwidth
 from benchmarks.qsa_write_select import guard, selection, writers
-from benchmarks.qsa_write_select.timing import copy_rate
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     device = "cuda:0" if args.device == "cuda" else "cpu"
     torch.manual_seed(0)
-    rate = copy_rate(device)
+    rate = bandwidth(device)
     capability = torch.cuda.get_device_capability() if args.device == "cuda" else (0, 0)
     widths = writers.Widths(q_heads=2, head_dim=128, block=16) if args.narrow else writers.Widths()
     cases = [
