@@ -94,6 +94,7 @@ def commit() -> str:
 
 
 def hardware() -> dict:
+    """The machine; `beside` is what else ran on it meanwhile, by whoever started it (BENCHMARK_BESIDE)."""
     model = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -101,4 +102,6 @@ def hardware() -> dict:
     except (OSError, StopIteration):
         pass
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "ram_gib": round(pages / 2**30, 1)}
+    found = {"cpu": model, "cores": len(os.sched_getaffinity(0)), "ram_gib": round(pages / 2**30, 1)}
+    beside = os.environ.get("BENCHMARK_BESIDE")
+    return found | ({"beside": beside} if beside else {})

@@ -42,3 +42,10 @@ def test_bad_names_and_comparisons_are_refused(tmp_path):
         record.write(tmp_path / "speed.json", {}, [], [])
     with pytest.raises(ValueError, match="'>=' or '<='"):
         record.Claim("speed", 1, "s", 1, "==")
+
+
+def test_what_ran_beside_is_recorded_when_it_is_given(monkeypatch):
+    monkeypatch.delenv("BENCHMARK_BESIDE", raising=False)
+    assert "beside" not in record.hardware()
+    monkeypatch.setenv("BENCHMARK_BESIDE", "another GPU of the host was busy")
+    assert record.hardware()["beside"] == "another GPU of the host was busy"
