@@ -184,7 +184,7 @@ def test_a_damaged_request_ends_alone(server, client, references):
 
 def test_a_lost_row_ends_the_requests_that_need_it(server, client, checkpoint, references):
     """The table's file is cut off while it is served; last, because it stays so."""
-    from openai import InternalServerError
+    from openai import APIError, InternalServerError
 
     kept = stream_chat(server.url, QUESTIONS[0], ANSWER)
     highest = last_row(server, checkpoint("ple-early"), kept.prompt_tokens + kept.tokens)
@@ -192,10 +192,14 @@ def test_a_lost_row_ends_the_requests_that_need_it(server, client, checkpoint, r
     prompt = next(one for one in prompts if last_row(server, checkpoint("ple-early"), one) > highest)
     offset = last_row(server, checkpoint("ple-early"), prompt)
     os.truncate(server.table, offset + 3)
-    # Upstream leaves paths of the server out of what clients are told; the log has it.
-    with pytest.raises(InternalServerError, match=f"expected 32 bytes at offset {offset}, found 3 bytes") as error:
+    # The file's name stands for its path: upstream keeps folders of the server from clients. The log has all of it.
+    sentence = rf"Row \d+ of the n-gram table could not be read from {server.table.name} \(<path>\): expected 32 bytes "
+    sentence += rf"at offset {offset}, found 3 bytes before the end of the file\. So the request was ended"
+    with pytest.raises(InternalServerError, match=sentence) as error:
         client.completions.create(model=MODEL, prompt=prompt, max_tokens=4)
-    assert error.value.status_code == 500 and "So the request was ended" in str(error.value)
+    assert error.value.status_code == 500
+    with pytest.raises(APIError, match=sentence):
+        list(client.completions.create(model=MODEL, prompt=prompt, max_tokens=4, stream=True))
     assert stream_chat(server.url, QUESTIONS[0], ANSWER).tokens == kept.tokens
     assert table_reads(server.url)["0"]["failures"] >= 1
     log = server.log.read_text(errors="replace")

@@ -147,12 +147,32 @@ def test_why_requests_end_is_kept_for_the_scheduler(damaged, monkeypatch):
     batch, states, inputs = batch_of(requests)
     stager = PLERowStager(torch.nn.ModuleList([layer]))
     stager.stage(batch, states, inputs)
-    assert f"{path}: expected" in stager._reasons["r2"] and f"offset {offset}" in stager._reasons["r2"]
-    assert "needed by" in stager._reasons["r2"] and layer.ngram_embedding.counters.failures == 1
+    reason = stager._reasons["r2"]
+    assert reason.startswith("Row ") and f"from {path.name} ({path}): expected 12 bytes at offset {offset}" in reason
+    assert layer.ngram_embedding.counters.failures == 1
     monkeypatch.setattr(staging, "_REASONS", 1)
     for _ in range(3):
         stager.stage(batch, states, inputs)
     assert len(stager._reasons) == 1
+
+
+def test_each_request_hears_of_a_row_of_its_own(build, monkeypatch):
+    monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
+    layer, requests = build(True), STEPS["packed prompts"]
+    for path in layer.ngram_embedding.table.paths:
+        os.truncate(path, 0)
+    batch, states, inputs = batch_of(requests)
+    ids = layer.compute_ngram_ids(batch.input_ids, inputs["query_start_loc"], inputs["ngram_context"]).numpy()
+    stager = PLERowStager(torch.nn.ModuleList([layer]))
+    stager.stage(batch, states, inputs)
+    bounds = batch.query_start_loc_np
+    rows = layer.ngram_embedding.table.table.rows
+    for name, begin, end in zip(batch.req_ids, bounds[:-1], bounds[1:], strict=True):
+        row = int(ids[begin:end].ravel()[0])
+        files, offsets = rows.place(np.array([row]))
+        place = f"Row {row} of the n-gram table could not be read from {rows.paths[files[0]].name} "
+        assert stager._reasons[name].startswith(place) and f"at offset {offsets[0]}, found" in stager._reasons[name]
+        assert "needed by" not in stager._reasons[name]
 
 
 def test_a_stage_without_the_layer_has_nothing_to_do(build):

@@ -162,7 +162,7 @@ def test_descriptors_are_closed(write_table):
     assert open_files(written.folder) == 3  # one a file, not one a shard
     table.close()
     assert open_files(written.folder) == 0
-    with pytest.raises(RowReadFailed, match="a closed one"):
+    with pytest.raises(RowReadFailed, match="a closed file"):
         table.gather(torch.tensor([0]))
     dropped = TableFiles(location)
     assert open_files(written.folder) == 3

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One exception per way the table's files, or the settings, can be wrong."""
 
+import os
+from typing import NamedTuple
+
 
 class PLEStoreError(RuntimeError):
     """Base of everything that can be wrong with a table in files.
@@ -121,13 +124,39 @@ class RowOutOfRange(PLEStoreError):
     remedy = "This is a defect of the server, not of the request; please report it."
 
 
+class LostRow(NamedTuple):
+    """A row that could not be read.
+
+    Attributes:
+        row: its number
+        path, offset, size: where its bytes are
+        found: what was there instead of them, for people
+    """
+
+    row: int
+    path: str
+    offset: int
+    size: int
+    found: str
+
+    def __str__(self) -> str:
+        """For the client whose request needed the row.
+
+        The file's name stands by itself, because API servers replace whole paths in what they send by ``<path>``.
+        """
+        return (
+            f"Row {self.row} of the n-gram table could not be read from {os.path.basename(self.path)} ({self.path}): "
+            f"expected {self.size} bytes at offset {self.offset}, found {self.found}."
+        )
+
+
 class RowReadFailed(PLEStoreError):
     """Rows could not be read.
 
     Attributes:
-        rows: their numbers
+        lost: which, each once; the sentence has the place of the first
         gone: whether the file itself is lost, so that no other row of it can be read either
-        requests: those that needed the rows, once that is known
+        requests: those that needed the rows, each with the first that it needed, once that is known
     """
 
     what = "Reading a row of the n-gram table failed"
@@ -137,24 +166,34 @@ class RowReadFailed(PLEStoreError):
         path: object,
         expected: object,
         actual: object,
-        rows: list[int] | None = None,
+        lost: list[LostRow] | None = None,
         gone: bool = False,
-        requests: list[str] | None = None,
+        requests: dict[str, LostRow] | None = None,
     ) -> None:
         super().__init__(path, expected, actual)
-        self.args += (rows or [], gone, requests or [])
-        self.rows, self.gone, self.requests = self.args[3:]
+        self.args += (lost or [], gone, requests or {})
+        self.lost, self.gone, self.requests = self.args[3:]
 
-    def named(self, requests: list[str]) -> "RowReadFailed":
+    @classmethod
+    def of(cls, lost: list[LostRow], gone: bool) -> "RowReadFailed":
+        first = lost[0]
+        return cls(first.path, f"{first.size} bytes at offset {first.offset}", first.found, lost, gone)
+
+    @property
+    def rows(self) -> list[int]:
+        return [one.row for one in self.lost]
+
+    def named(self, requests: dict[str, LostRow]) -> "RowReadFailed":
         """The same, with the requests that it concerns."""
-        return RowReadFailed(self.path, self.expected, self.actual, self.rows, self.gone, requests)
+        return RowReadFailed(self.path, self.expected, self.actual, self.lost, self.gone, requests)
 
     def joined(self, other: "RowReadFailed") -> "RowReadFailed":
         """Both; the sentence stays that of the first."""
-        return RowReadFailed(self.path, self.expected, self.actual, self.rows + other.rows, self.gone or other.gone)
+        return RowReadFailed(self.path, self.expected, self.actual, self.lost + other.lost, self.gone or other.gone)
 
     def __str__(self) -> str:
-        lost = f" Row {self.rows[0]}{f' and {len(self.rows) - 1} more' * (len(self.rows) > 1)}" if self.rows else ""
+        more = f" and {len(self.lost) - 1} more" if len(self.lost) > 1 else ""
+        lost = f" Row {self.lost[0].row}{more}" if self.lost else ""
         whose = f", needed by {', '.join(self.requests)}." if self.requests else "." * bool(lost)
         rest = "No row of that file can be read any more." if self.gone else "Other rows can still be read."
         return (

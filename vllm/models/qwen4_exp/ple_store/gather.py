@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from .counters import Counters
-from .errors import RowOutOfRange, RowReadFailed, UnreadableFile
+from .errors import LostRow, RowOutOfRange, RowReadFailed, UnreadableFile
 from .reads import ReadPool, Spans
 from .reads.spans import coalesce, joined
 
@@ -124,29 +124,38 @@ class TableFiles:
         if wanted[0] < 0 or wanted[-1] >= self.location.rows:
             bad = wanted[0] if wanted[0] < 0 else wanted[-1]
             raise RowOutOfRange(self.location.paths[0], f"a row of 0..{self.location.rows - 1}", f"row {bad}")
-        if not self._close.alive:
-            raise RowReadFailed(self.location.paths[0], "an open file", "a closed one", wanted.tolist(), gone=True)
         files, offsets = self.location.place(wanted)
+        if not self._close.alive:
+            raise RowReadFailed.of(self._lost(wanted, files, offsets, ["a closed file"] * len(wanted)), gone=True)
         spans, first = coalesce(self._descriptors[files], offsets, self.location.row_bytes)
         spans.start[:] += start
-        return Plan(spans, first, files)
+        return Plan(spans, first, files, offsets)
 
     def check(self, wanted: np.ndarray, plan: "Plan", results: np.ndarray) -> None:
-        """Raise RowReadFailed unless ``results`` of the plan's spans are all that was asked for."""
+        """Raise RowReadFailed, with every row that was not read, unless ``results`` of the plan's spans are complete."""
         failed = np.flatnonzero(results != plan.spans.size)
         if not failed.size:
             return
-        # The first decides the sentence; every row that could not be read is on the exception.
-        span, result = failed[0], int(results[failed[0]])
-        actual = os.strerror(-result) if result < 0 else f"{result} bytes before the end of the file"
-        lost = np.concatenate([wanted[plan.first[i] : plan.first[i + 1]] for i in failed])
-        raise RowReadFailed(
-            self.location.paths[plan.files[plan.first[span]]],
-            f"{plan.spans.size[span]} bytes at offset {plan.spans.offset[span]}",
-            actual,
-            rows=lost.tolist(),
-            gone=-result in _GONE,
-        )
+        lost: list[LostRow] = []
+        for span in failed:
+            result, size = int(results[span]), self.location.row_bytes
+            # Where a file ends, what lies before its end has been read and is whole.
+            rows = slice(plan.first[span] + max(result, 0) // size, plan.first[span + 1])
+            left = f"{max(result, 0) % size} bytes before the end of the file"
+            found = [os.strerror(-result) if result < 0 else left]
+            if result >= 0:
+                found += ["the end of the file before them"] * (rows.stop - rows.start - 1)
+            else:
+                found *= rows.stop - rows.start
+            lost += self._lost(wanted[rows], plan.files[rows], plan.offsets[rows], found)
+        raise RowReadFailed.of(lost, gone=-int(results[failed[0]]) in _GONE)
+
+    def _lost(self, rows: np.ndarray, files: np.ndarray, offsets: np.ndarray, found: list[str]) -> list[LostRow]:
+        paths = [str(path) for path in self.location.paths]
+        return [
+            LostRow(row, paths[file], offset, self.location.row_bytes, what)
+            for row, file, offset, what in zip(rows.tolist(), files.tolist(), offsets.tolist(), found, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -156,12 +165,13 @@ class Plan:
     Attributes:
         spans: what is read
         first: int64 ``[spans + 1]``, the first row of each span
-        files: int64 ``[rows]``, the file of each row
+        files, offsets: int64 ``[rows]``, where each row is
     """
 
     spans: Spans
     first: np.ndarray
     files: np.ndarray
+    offsets: np.ndarray
 
 
 def read_together(tables: Sequence[TableFiles], wanted: np.ndarray) -> list[torch.Tensor]:

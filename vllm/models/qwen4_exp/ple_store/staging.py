@@ -15,7 +15,7 @@ from vllm.v1.metrics import ngram_table
 
 from .counters import Counters
 from .embedding import Qwen4ExpPLEFileEmbedding
-from .errors import RowReadFailed
+from .errors import LostRow, RowReadFailed
 from .host_tokens import HostTokens, Step
 from .ngram_ids import NgramHash
 from .received import received_tokens
@@ -99,7 +99,7 @@ class PLERowStager:
             lost = layer.ngram_embedding.stage(ids, padded_tokens)
             if lost is not None:
                 layer.ngram_embedding.counters.add(failures=1)
-                self._give_up(lost.named(_requests(batch, ids, lost.rows)))
+                self._give_up(lost.named(_requests(batch, ids, lost.lost)))
         following = self._tokens.following(batch, self._most)
         if following is not None:
             for layer, hash_ in zip(self._layers, self._hashes, strict=True):
@@ -117,8 +117,9 @@ class PLERowStager:
         if lost.gone or not envs.VLLM_COMPUTE_NANS_IN_LOGITS:
             raise lost
         logger.error("%s The server goes on; these requests end with an error.", lost)
-        for request in lost.requests:
-            self._reasons[request] = str(lost)
+        # Each hears of a row of its own; what others needed is not theirs to know.
+        for request, row in lost.requests.items():
+            self._reasons[request] = str(row)
         while len(self._reasons) > _REASONS:
             del self._reasons[next(iter(self._reasons))]
 
@@ -174,10 +175,13 @@ def publish(counters: list[Counters], reasons: dict[str, str], vllm_config: "Vll
     ngram_table.answer(labels, snapshot, lambda: dict(reasons))
 
 
-def _requests(batch: "InputBatch", ids: np.ndarray, rows: list[int]) -> list[str]:
-    """The requests of a step that need any of ``rows``; ``ids`` as hashed for it."""
-    touched = np.isin(ids, rows).any(axis=1)
-    starts = batch.query_start_loc_np
-    return [
-        name for row, name in enumerate(batch.req_ids[: batch.num_reqs]) if touched[starts[row] : starts[row + 1]].any()
-    ]
+def _requests(batch: "InputBatch", ids: np.ndarray, lost: list[LostRow]) -> dict[str, LostRow]:
+    """The requests of a step that need lost rows, each with the first that it needs; ``ids`` as hashed for the step."""
+    by_number = {one.row: one for one in lost}
+    touched, starts = np.isin(ids, list(by_number)), batch.query_start_loc_np
+    found: dict[str, LostRow] = {}
+    for index, name in enumerate(batch.req_ids[: batch.num_reqs]):
+        own = slice(starts[index], starts[index + 1])
+        if touched[own].any():
+            found[name] = by_number[int(ids[own][touched[own]][0])]
+    return found
