@@ -10,6 +10,8 @@ from statistics import mean
 from benchmarks.markdown import table
 from benchmarks.record import FOLDER, ROOT, Claim, read, write
 
+from . import pages
+
 RECORD = FOLDER / "ple-reads-cpu.json"
 
 
@@ -34,6 +36,13 @@ def claims(samples: list[dict]) -> list[Claim]:
             what = f"{store}, {rows}"
             made += [
                 Claim(f"read from the disk for a decoded token, cold: {what}", cold["kib_per_token"], "KiB", 64, "<="),
+                Claim(
+                    f"the same beside the pages that its rows lie on: {what}",
+                    cold["kib_per_token"],
+                    "KiB",
+                    pages.kib_per_token(rows, store)[1],
+                    "<=",
+                ),
                 Claim(
                     f"waited in a decode step, median, cold: {what}",
                     round(percentile(cold["ms"], 0.5), 3),
@@ -95,6 +104,26 @@ def decode(samples: list[dict]) -> str:
     return table(heads, rows)
 
 
+def bounds(samples: list[dict]) -> str:
+    rows = []
+    for form, (size, scale) in pages.FORMS.items():
+        for store in ("shards", "flat"):
+            least, most = pages.kib_per_token(form, store)
+            shares = pages.crossings(size) if store == "shards" else (0, 0)
+            cold = pick(samples, what="decode", users=1, store=store, rows=form, cache="cold")
+            rows.append(
+                [
+                    store,
+                    form,
+                    f"{size + scale} bytes" if store == "flat" or not scale else f"{size} and {scale} bytes",
+                    "none" if not shares[1] else f"{shares[0]:.1%} to {shares[1]:.1%}",
+                    f"{least:.1f} KiB" if least == most else f"{least:.1f} to {most:.1f} KiB",
+                    f"{cold['kib_per_token']:.1f} KiB",
+                ]
+            )
+    return table(["store", "rows", "a row", "rows on two pages", "pages of a token's 16 rows", "measured"], rows)
+
+
 def chunks(samples: list[dict]) -> str:
     rows = []
     for one in samples:
@@ -153,6 +182,7 @@ def counters() -> str:
 PAGE = {
     "counters of reads": counters,
     "decode steps": _table(decode),
+    "pages of a token": _table(bounds),
     "chunks of prompts": _table(chunks),
     "memory and start": _table(memory),
     "flat files": _table(written),
