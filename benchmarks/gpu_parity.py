@@ -1,11 +1,13 @@
-"""The fork on GPUs against transformers on the CPU: equal greedy tokens under stages, graphs and a table on disk.
+"""The fork on GPUs against transformers on the CPU: equal greedy tokens under stages, graphs, a table on disk, and K/V
+in one byte or in host memory.
 
     python -m benchmarks.gpu_parity prepare DIR     here: a small checkpoint and transformers' tokens for its prompts
     python benchmarks/gpu_parity.py run DIR OUT [WORD]
         on GPUs: every case that they allow (and that has WORD in its name); writes OUT, fails on a difference
 
 The checkpoint has the sparse budget of the real model (2048), the smallest that the CUDA top-k takes, and one
-prompt beyond it.  Every case is a process of its own, so that one that dies leaves the others their GPUs.
+prompt beyond it.  Every case is a process of its own, so that one that dies leaves the others their GPUs, and a few run
+at once: nothing is timed, and most of a case is imports.
 """
 
 from __future__ import annotations
@@ -16,14 +18,27 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 PROMPT_LENGTHS = (17, 150, 2300)
 NEW_TOKENS = 20
 #: a choice closer than this (in logits) is one that bfloat16's rounding may turn; no later token is compared
 NEAR_TIE = 0.1
+#: The same where K/V are rounded to one byte, which transformers' are not: int8 and fp8 move logits of this checkpoint
+#: by a few tenths.
+NEAR_TIES = {"int8_per_token_head": 0.5, "fp8": 1.0}
+AT_ONCE = 5
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}
 PINNED, ON_DISK = {"host_file_gather": False}, {"host_file_gather": True}
+
+HOST = {"kv_offload": True, "kv_offload_max_gib": 1.0}
+
+
+def _kv(**more) -> dict:
+    """Engine arguments of a case about K/V."""
+    return {"engram_config": ON_DISK, "compilation_config": GRAPHS, **more}
+
 
 #: name -> (stages, partition or None, engine arguments)
 CASES = {
@@ -35,7 +50,18 @@ CASES = {
     "two stages, table pinned, graphs": (2, None, {"engram_config": PINNED, "compilation_config": GRAPHS}),
     "two stages, no sparse layer on the first": (2, "2,6", {"engram_config": ON_DISK, "compilation_config": GRAPHS}),
     "two stages, table on the second": (2, "1,7", {"engram_config": ON_DISK, "compilation_config": GRAPHS}),
-}
+    "one stage, bf16 K/V, our kernels, graphs": (1, None, _kv(qsa_config={"kernels": "ours"})),
+    "one stage, int8 K/V, graphs": (1, None, _kv(kv_cache_dtype="int8_per_token_head")),
+    "one stage, fp8 K/V, graphs": (1, None, _kv(kv_cache_dtype="fp8")),
+    "two stages, int8 K/V, graphs": (2, None, _kv(kv_cache_dtype="int8_per_token_head")),
+    "one stage, K/V in host memory, graphs": (1, None, _kv(qsa_config=HOST)),
+    "one stage, K/V in host memory, eager": (
+        1, None, {"engram_config": ON_DISK, "enforce_eager": True, "qsa_config": HOST},
+    ),
+    "two stages, int8 K/V in host memory, graphs": (
+        2, None, _kv(qsa_config=HOST, kv_cache_dtype="int8_per_token_head"),
+    ),
+}  # fmt: skip
 
 
 def prompt(length: int) -> list[int]:
@@ -57,9 +83,9 @@ def prepare(folder: Path) -> None:
     print(f"{folder}: tokens to compare { ({n: decided(a) for n, a in kept.items()}) } of {NEW_TOKENS} each")
 
 
-def decided(answer: dict) -> int:
+def decided(answer: dict, near_tie: float = NEAR_TIE) -> int:
     """How many tokens come before the first near tie."""
-    close = (i for i, margin in enumerate(answer["margins"]) if margin < NEAR_TIE)
+    close = (i for i, margin in enumerate(answer["margins"]) if margin < near_tie)
     return next(close, len(answer["margins"]))
 
 
@@ -68,31 +94,40 @@ def run(folder: Path, out: Path, word: str = "") -> int:
 
     gpus = torch.cuda.device_count()
     wanted = json.loads((folder / "reference.json").read_text())
-    rows = []
     device = f"{gpus} x {torch.cuda.get_device_name(0)}"
-    for name, (stages, partition, arguments) in CASES.items():
-        if word not in name:
-            continue
-        if stages > gpus:
-            rows.append({"case": name, "result": f"not run: {gpus} GPU(s)"})
-            continue
-        row = _one(folder, stages, partition, arguments)
-        tokens = row.pop("tokens", None)
-        if tokens is not None:
-            row["compared"] = {n: decided(answer) for n, answer in wanted.items()}
-            same = {n: tokens[n][:k] == wanted[n]["tokens"][:k] for n, k in row["compared"].items()}
-            row["equal"] = same
-            row["result"] = "equal" if all(same.values()) else "DIFFERENT"
-        rows.append({"case": name, **row})
-        print(json.dumps(rows[-1]), flush=True)
-        # After every case: a run that is cut short has lost only the last one.
-        out.write_text(json.dumps({"device": device, "torch": torch.__version__, "rows": rows}, indent=1))
-    return 0 if all(row["result"] in ("equal",) or "not run" in row["result"] for row in rows) else 1
+    chosen = {name: case for name, case in CASES.items() if word in name}
+    rows = [{"case": name, "result": f"not run: {gpus} GPU(s)"} for name, case in chosen.items() if case[0] > gpus]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        runs = {}
+        for number, (name, case) in enumerate(chosen.items()):
+            if case[0] <= gpus:
+                runs[pool.submit(_one, folder, number % gpus, *case)] = name
+        for done in as_completed(runs):
+            rows.append({"case": runs[done], **compared(done.result(), wanted, CASES[runs[done]][2])})
+            print(json.dumps(rows[-1]), flush=True)
+            # After every case: a run that is cut short has lost only the last ones.
+            out.write_text(json.dumps({"device": device, "torch": torch.__version__, "rows": rows}, indent=1))
+    return 0 if all(row["result"] == "equal" or "not run" in row["result"] for row in rows) else 1
 
 
-def _one(folder: Path, stages: int, partition: str | None, arguments: dict) -> dict:
+def compared(row: dict, wanted: dict, arguments: dict) -> dict:
+    """A case's row with its tokens replaced by how they compare with transformers'."""
+    tokens = row.pop("tokens", None)
+    if tokens is None:
+        return row
+    tie = NEAR_TIES.get(arguments.get("kv_cache_dtype"), NEAR_TIE)
+    counts = {n: decided(answer, tie) for n, answer in wanted.items()}
+    same = {n: tokens[n][:k] == wanted[n]["tokens"][:k] for n, k in counts.items()}
+    return row | {
+        "compared": counts, "near_tie": tie, "equal": same, "result": "equal" if all(same.values()) else "DIFFERENT"
+    }  # fmt: skip
+
+
+def _one(folder: Path, first_gpu: int, stages: int, partition: str | None, arguments: dict) -> dict:
     job = {"model": str(folder / "model"), "pipeline_parallel_size": stages, **arguments}
     env = os.environ | ({"VLLM_PP_LAYER_PARTITION": partition} if partition else {})
+    if stages == 1:
+        env["CUDA_VISIBLE_DEVICES"] = str(first_gpu)
     with tempfile.TemporaryDirectory() as scratch:
         result, start = Path(scratch) / "result", time.time()
         with open(Path(scratch) / "log", "w+") as log:
@@ -123,6 +158,8 @@ def case(job: dict, result: Path) -> None:
         max_num_seqs=4,
         max_num_batched_tokens=512,
         kv_cache_memory_bytes=1 << 30,
+        # Several cases share a GPU.
+        gpu_memory_utilization=0.1,
         skip_tokenizer_init=True,
         attention_config={"flash_attn_version": 2},
     )

@@ -46,6 +46,8 @@ def engine(model: str, stages: int, **arguments):
         max_num_seqs=MOST_USERS,
         max_num_batched_tokens=512,
         kv_cache_memory_bytes=1 << 30,
+        # What a start asks to be free: the GPUs may be shared with another run.
+        gpu_memory_utilization=0.1,
         skip_tokenizer_init=True,
         attention_config={"flash_attn_version": 2},
         engram_config={"host_file_gather": True},

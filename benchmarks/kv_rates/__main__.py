@@ -16,8 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.options import numbers
 from benchmarks.pipeline_rates import geometry
-from benchmarks.pipeline_rates.__main__ import _numbers, gpus
+from benchmarks.pipeline_rates.__main__ import gpus
 from benchmarks.record import FOLDER, hardware
 
 from . import record
@@ -42,8 +43,8 @@ def parse() -> argparse.Namespace:
         source.add_argument("--model", help="a checkpoint")
         parser.add_argument("--layers", type=int, default=4, help="with --config; one in four is sparse")
         parser.add_argument("--experts", type=int, default=128, help="with --config")
-        parser.add_argument("--contexts", type=_numbers, default=[8192, 65536, 256000])
-        parser.add_argument("--users", type=_numbers, default=[1, 8])
+        parser.add_argument("--contexts", type=numbers, default=[8192, 65536, 256000])
+        parser.add_argument("--users", type=numbers, default=[1, 8])
         parser.add_argument("--counted", type=int, default=96, help="tokens that decoding is measured over")
         parser.add_argument("--variants", type=lambda text: text.split(","), help="names, default all")
         parser.add_argument("--seconds", type=float, default=380, help="no variant begins after so many")
