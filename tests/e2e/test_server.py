@@ -21,6 +21,7 @@ from vllm.models.qwen4_exp.ple_store.ngram_ids import NgramHash
 
 from .compare import LARGEST, check_completion
 from .damaged import DAMAGED_TOKEN, with_damaged_token
+from .metrics import table_reads
 from .prompts import decisive
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1000)]
@@ -48,17 +49,6 @@ def server(checkpoint, tmp_path_factory):
         running.reads_at_start = table_reads(running.url)
         running.table, running.header = flat, read_flat_header(flat)
         yield running
-
-
-def table_reads(url: str) -> dict[str, dict[str, float]]:
-    """Counters of the n-gram table's reads by the stage that reads, as `/metrics` has them."""
-    with urlopen(f"{url}/metrics", timeout=60) as response:
-        lines = response.read().decode().splitlines()
-    found: dict[str, dict[str, float]] = {}
-    for line in lines:
-        if match := re.match(r'vllm:ngram_table_(\w+)_total\{.*stage="(\d+)".*\} (\S+)$', line):
-            found.setdefault(match[2], {})[match[1]] = float(match[3])
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,12 @@
 """Counters of a worker, in another process's `/metrics`."""
 
+import json
+import logging
 import os
+import socket
 import subprocess
 import sys
+import time
 from dataclasses import fields
 from types import SimpleNamespace
 
@@ -10,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from vllm.models.qwen4_exp.ple_store.counters import Counters
-from vllm.v1.metrics import ngram_table
+from vllm.v1.metrics import ngram_table, ngram_table_relay
 
 #: Loads the module by its file: importing vLLM takes seconds.
 WORKER = """
@@ -58,11 +62,12 @@ def scraped() -> dict[str, float]:
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
 
 
-def show(gather: bool = True) -> None:
+def show(gather: bool = True, nodes: int = 1) -> None:
     ngram_table.show(
         SimpleNamespace(
             engram_config=SimpleNamespace(host_file_gather=gather),
             model_config=SimpleNamespace(served_model_name="model"),
+            parallel_config=SimpleNamespace(nnodes=nodes),
         )
     )
 
@@ -96,7 +101,6 @@ def test_another_engine_is_not(worker, monkeypatch):
 
 def test_a_worker_that_hangs_does_not_hold_up_the_scrape(worker):
     import signal
-    import time
 
     show()
     stuck = worker(0, 5)
@@ -125,3 +129,71 @@ def test_every_counter_is_shown():
 def test_processes_inherit_the_word(word):
     ngram_table.prepare()
     assert os.environ[ngram_table.WORD] == word
+
+
+@pytest.fixture
+def relayed(word, monkeypatch):
+    """``relayed(stage, value)``: a worker that dials, as if from another machine."""
+    monkeypatch.setattr(ngram_table_relay, "_PAUSE", 0.05)
+    monkeypatch.setenv(ngram_table.RELAY, "")  # removed afterwards, whatever `listen` makes of it
+    ngram_table_relay.listen("127.0.0.1")
+
+    def start(stage: int, value: int) -> None:
+        labels = {"engine": "0", "stage": str(stage), "rank": "0"}
+        ngram_table.answer(
+            labels, lambda: dict.fromkeys(ngram_table.NAMES, value), lambda: {f"r{stage}": f"row {value}"}
+        )
+
+    return start
+
+
+def soon(found) -> bool:
+    deadline = time.monotonic() + 10
+    while not found() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found()
+
+
+def test_workers_of_other_machines_are_seen_too(relayed, worker):
+    show()
+    relayed(1, 8)
+    assert soon(lambda: set(scraped().values()) == {8})
+    assert ngram_table.reason("r1") == "row 8" and ngram_table.reason("r2") is None
+    assert len(ngram_table._sockets()) == 1, "it has no socket of its own beside the relay's"
+
+
+def test_a_worker_is_found_again_after_its_connection_broke(relayed, monkeypatch):
+    show()
+    relayed(1, 8)
+    assert soon(lambda: set(scraped().values()) == {8})
+    # Slower than anybody waits for, once.
+    slow = iter([1.0])
+    monkeypatch.setattr(ngram_table_relay, "_PATIENCE", 0.2)
+    dumps = json.dumps
+    monkeypatch.setattr(ngram_table_relay.json, "dumps", lambda made: (time.sleep(next(slow, 0)), dumps(made))[1])
+    first = scraped()
+    assert set(first.values()) <= {8}
+    assert soon(lambda: set(scraped().values()) == {8} and len(ngram_table._sockets()) == 1)
+    assert all(value == 8 for value in scraped().values()), "never the answer to an earlier question beside it"
+
+
+def test_strangers_are_not_listened_to(relayed):
+    host, port = os.environ[ngram_table.RELAY].split()
+    for said in (b"0123456789abcdef\n", b"x" * 100):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.settimeout(5)
+            connection.sendall(said)
+            try:
+                assert connection.recv(1) == b""
+            except ConnectionResetError:
+                pass
+    assert ngram_table._sockets() == []
+
+
+def test_what_cannot_be_seen_is_said(word, monkeypatch):
+    said = []
+    monkeypatch.setattr(logging.Logger, "warning", lambda self, text, *rest: said.append(text))
+    show(nodes=2)
+    assert "the other machines of --nnodes" in said[0]
+    show()
+    assert len(said) == 1

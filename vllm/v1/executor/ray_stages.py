@@ -26,6 +26,7 @@ from vllm.v1.executor.ray_utils import (
     get_bundles_sorted_by_node,
     initialize_ray_cluster,
 )
+from vllm.v1.metrics import ngram_table_relay
 
 logger = init_logger(__name__)
 
@@ -43,6 +44,8 @@ class RayStagesExecutor(RayExecutorV2):
         machines = ray_machines.survey(seats, folder)
         logger.info("Ray: %s", ray_machines.describe(machines, seats, parallel.pipeline_parallel_size))
         ray_machines.check(machines, ray_machines.here(folder), folder)
+        if (engram := self.vllm_config.engram_config) is not None and engram.host_file_gather:
+            ngram_table_relay.listen(ray.util.get_node_ip_address())
         super()._init_executor()
         if current_platform.is_cpu():
             # Ranks, not NUMA nodes; see StageWorkerProc.get_node_and_physical_gpu_ids.

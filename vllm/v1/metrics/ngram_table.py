@@ -5,7 +5,7 @@ Only the last stage's answer to a step is read, and the table is rarely there; a
 would hold up the steps in flight.  So a worker with a table answers on a socket of its own, from a thread that sleeps
 until somebody asks, and every API server of the machine asks when it is scraped.  The sockets are abstract ones, which
 leave no file behind whatever a worker dies of.  Their names begin with a word that all processes of one engine inherit.
-A worker on another machine is not seen.
+Ray's workers, which may be on another machine, answer through the engine core (`ngram_table_relay.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 #: The environment variable with the word; not a setting.
 WORD = "NGRAM_TABLE_SOCKETS"
+#: The same with host and port of an engine core that passes questions on; Ray hands both to every worker.
+RELAY = "NGRAM_TABLE_RELAY"
 #: A worker that is in the middle of something answers at the next scrape.
 _PATIENCE = 1.0
 _LABELS = ("model_name", "engine", "stage", "rank")
@@ -69,10 +72,32 @@ def answer(
         return {"labels": labels, "counters": snapshot(), "reasons": reasons()}
 
     prepare()
+    if RELAY in os.environ:
+        from vllm.v1.metrics import ngram_table_relay
+
+        ngram_table_relay.dial(made)
+        return
+    arguments = (findable(), lambda: json.dumps(made()).encode())
+    threading.Thread(target=stand, args=arguments, name="ngram-metrics", daemon=True).start()
+
+
+def findable() -> socket.socket:
+    """A socket where everybody who asks will look."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0{_prefix()}{os.getpid()}-{uuid.uuid4().hex[:8]}")
     listener.listen(8)
-    threading.Thread(target=_answer, args=(listener, made), name="ngram-metrics", daemon=True).start()
+    return listener
+
+
+def stand(listener: socket.socket, asked: Callable[[], bytes]) -> None:
+    """Answer with `asked()` until that raises."""
+    with listener:
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                text = asked()
+                with suppress(OSError):  # whoever asked has gone
+                    connection.sendall(text)
 
 
 def show(vllm_config: VllmConfig) -> None:
@@ -80,6 +105,14 @@ def show(vllm_config: VllmConfig) -> None:
     engram = vllm_config.engram_config
     if engram is not None and engram.host_file_gather:
         _counters.model_name = vllm_config.model_config.served_model_name
+        if vllm_config.parallel_config.nnodes > 1:
+            # Imported here: workers' answers, and tests of them, need nothing of vLLM.
+            from vllm.logger import init_logger
+
+            init_logger(__name__).warning(
+                "vllm:ngram_table_* on /metrics has the stages of this machine only; those of the other machines of "
+                "--nnodes do not reach it. Stages under --distributed-executor-backend ray do."
+            )
         if _counters not in REGISTRY._collector_to_names:
             REGISTRY.register(_counters)
 
@@ -124,17 +157,6 @@ _counters = _Counters()
 
 def _prefix() -> str:
     return f"vllm-ngram-table-{os.environ[WORD]}-"
-
-
-def _answer(listener: socket.socket, made: Callable[[], dict[str, Any]]) -> None:
-    while True:
-        connection, _ = listener.accept()
-        with connection:
-            try:
-                connection.sendall(json.dumps(made()).encode())
-            except OSError:
-                # Whoever asked has gone.
-                continue
 
 
 def _sockets() -> list[str]:

@@ -1,0 +1,15 @@
+"""What a server's `/metrics` say."""
+
+import re
+from urllib.request import urlopen
+
+
+def table_reads(url: str) -> dict[str, dict[str, float]]:
+    """Counters of the n-gram table's reads by the stage that reads, as `/metrics` has them."""
+    with urlopen(f"{url}/metrics", timeout=60) as response:
+        lines = response.read().decode().splitlines()
+    found: dict[str, dict[str, float]] = {}
+    for line in lines:
+        if match := re.match(r'vllm:ngram_table_(\w+)_total\{.*stage="(\d+)".*\} (\S+)$', line):
+            found.setdefault(match[2], {})[match[1]] = float(match[3])
+    return found
