@@ -1,18 +1,23 @@
 """The benchmark of reads on a small table, and what its claims are made of."""
 
 import json
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.pipeline_rates.geometry import ROW_VALUES, TABLE_ROWS
 from benchmarks.ple_reads import pages, record
 from benchmarks.ple_reads.__main__ import holes
-from benchmarks.ple_reads.files import FORMS, random_table
+from benchmarks.ple_reads.files import FORMS, LAYER, PUBLISHED_SHARDS, published_shards, random_table
 from benchmarks.ple_reads.measure import cases
 from benchmarks.ple_reads.step import Steps
 from vllm.models.qwen4_exp.ple_store.counters import Counters
 from vllm.models.qwen4_exp.ple_store.flat.writer import flatten
+from vllm.models.qwen4_exp.ple_store.formats import locate_table
+from vllm.models.qwen4_exp.ple_store.locate import TableShape
 from vllm.models.qwen4_exp.ple_store.reader import TableReader
 
 
@@ -46,6 +51,22 @@ def test_steps_ask_for_rows_of_all_heads(tmp_path):
 
 def test_a_table_of_the_published_size_takes_no_space(tmp_path):
     assert holes(tmp_path)["wrong"] == 0
+
+
+def test_finding_a_table_reads_headers_only(tmp_path):
+    """So that a server may do it twice: before it starts anything, and in the stage that opens the files."""
+    table = published_shards(tmp_path / "table", {})
+    assert table.count * table.row_bytes > 100e9
+
+    def bytes_read() -> int:
+        lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(lines["rchar"])
+
+    before, begun = bytes_read(), time.process_time()
+    again = locate_table(tmp_path / "table", LAYER, TableShape(TABLE_ROWS, ROW_VALUES, PUBLISHED_SHARDS))
+    # Measured: 2 ms, and a page of each of 128 files.
+    assert bytes_read() - before < 128 * 16384 and time.process_time() - begun < 1
+    assert again == table
 
 
 def test_percentiles():
