@@ -78,6 +78,15 @@ def _by_part(processes: list[list[dict[str, Any]]]) -> dict[str, Any]:
     }
 
 
+def decode_gpu_ms(figures: dict[str, Any]) -> dict[str, float]:
+    """Milliseconds a decode step, by what the GPU did: `forward`, and `between` the end of one and the next one's start.
+
+    Empty without a GPU.
+    """
+    parts = [part["steps"]["decode"]["gpu"] for part in figures.values() if "decode" in part["steps"]]
+    return {name: series["mean_ms"] for gpu in parts for name, series in gpu.items()}
+
+
 def rows(figures: dict[str, Any], **what: Any) -> list[dict[str, Any]]:
     """One sample for each part, kind of step and phase; `what` goes into each.  "whole" is the phases' sum; longest first."""
     samples = []

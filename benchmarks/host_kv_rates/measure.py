@@ -11,13 +11,15 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import host_time
+from benchmarks.kv_rates.rates import SETTLE, WORDS, start_users, tokens_to_ask
 from benchmarks.pipeline_rates import geometry
 from benchmarks.pipeline_rates.rates import Users, turn
 
 from .link import bandwidth, traffic
 from .variants import CARD_BYTES, VARIANTS, WEIGHT_BYTES, Variant
 
-SETTLE, COUNTED = 16, 64
+COUNTED = 64
 
 
 def measure_variant(asked: argparse.Namespace) -> None:
@@ -50,18 +52,21 @@ def start(asked: argparse.Namespace, variant: Variant, folder: Path):
 
     gpu = torch.cuda.is_available()
     longest = max([*asked.contexts, variant.prompt if gpu else 0])
+    # What the first of many users gets while the others' prompts are read.
+    more = tokens_to_ask(longest, max(asked.users), asked.chunk, COUNTED) + 64
     shared = {
         "max_num_seqs": max(asked.users),
         "max_num_batched_tokens": asked.chunk,
         "enable_prefix_caching": False,
         "skip_tokenizer_init": True,
         "engram_config": {"host_file_gather": True},
+        "additional_config": {"stage_times": True},
     }
     if gpu:
         sizes = [size for size in (1, 2, 4, 8, 16) if size <= max(asked.users)]
         graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
         shared |= {"attention_config": {"flash_attn_version": 2}, "compilation_config": graphs}
-    own = {"kv_cache_memory_bytes": variant.kv_bytes if gpu else 64 << 20, "max_model_len": longest + 256}
+    own = {"kv_cache_memory_bytes": variant.kv_bytes if gpu else 64 << 20, "max_model_len": longest + more}
     if asked.config:
         own["load_format"] = "dummy"
         model = str(geometry.write(folder, asked.config, asked.layers, asked.experts))
@@ -86,18 +91,19 @@ def gpu_bytes(model: torch.nn.Module) -> int:
 def decoding(engine, asked: argparse.Namespace):
     """A sample for each context and number of users."""
     for context in asked.contexts:
+        # Compiles what prompts of that length need.
+        start_users(engine, context, 1, 2)[0].leave()
         for users in asked.users:
-            made = Users(engine)
-            began = time.perf_counter()
-            made.ask(users, context, SETTLE + COUNTED + 32)
-            made.until(lambda made=made: made.tokens() >= 1)
-            first = sorted(round(stream.stamps[0] - began, 4) for stream in made.streams.values())
+            made, first = start_users(engine, context, users, tokens_to_ask(context, users, asked.chunk, COUNTED))
             made.decode(SETTLE)
             link: dict = {}
+            host_time.reset(engine)
             with traffic(link):
                 found = turn(made, COUNTED)
+            gpu = {"gpu_ms": host_time.decode_gpu_ms(host_time.collect(engine)).get("forward")}
             made.leave()
-            yield {"kind": "decode", "context": context, "users": users, "first_token_s": first} | found | link | peak()
+            sample = {"kind": "decode", "context": context, "users": users, "first_token_s": first}
+            yield sample | gpu | found | link | peak()
 
 
 def prompt(engine, variant: Variant, asked: argparse.Namespace):
@@ -106,7 +112,7 @@ def prompt(engine, variant: Variant, asked: argparse.Namespace):
     for number in range(2):
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        made, link = Users(engine), {}
+        made, link = Users(engine, WORDS), {}
         began = time.perf_counter()
         with traffic(link):
             made.ask(1, length, 4)

@@ -38,6 +38,9 @@ def claims_of(samples: list[dict]) -> list[Claim]:
             for what, key, aim in zip(("prefill", "decode"), ("prompt_tokens_per_s", "per_user"), aims):
                 said = f"{what} of {name} / {BASE}, {users} user(s) at {context} tokens"
                 claims.append(Claim(said, round(sample[key] / base[key], 3), "", aim, ">="))
+            if sample.get("gpu_ms") and base.get("gpu_ms"):
+                said = f"decode step on the GPU of {name} / {BASE}, {users} user(s) at {context} tokens"
+                claims.append(Claim(said, round(sample["gpu_ms"] / base["gpu_ms"], 3), "", 1.0, "<="))
     return claims
 
 
@@ -59,13 +62,19 @@ def _card(record: dict) -> str:
     names = list(dict.fromkeys(sample["variant"] for sample in record["samples"]))
     rows = []
     for (context, users), variants in cases.items():
-        for what, key, form in (("prefill", "prompt_tokens_per_s", "{:,.0f}"), ("decode", "per_user", "{:.1f}")):
+        for what, key, form in (
+            ("prefill", "prompt_tokens_per_s", "{:,.0f}"),
+            ("decode", "per_user", "{:.1f}"),
+            ("decode, ms on the GPU", "gpu_ms", "{:.3f}"),
+        ):
+            if not any(sample.get(key) for sample in variants.values()):
+                continue
             base = variants.get(BASE)
             cells = []
             for name in names:
                 sample = variants.get(name)
-                cell = form.format(sample[key]) if sample else "–"
-                if sample and base and name not in (BASE, AGAIN):
+                cell = form.format(sample[key]) if sample and sample.get(key) else "–"
+                if sample and base and sample.get(key) and base.get(key) and name not in (BASE, AGAIN):
                     cell += f" ({sample[key] / base[key]:.2f})"
                 cells.append(cell)
             rows.append([f"{context // 1024}k", str(users), what, *cells])

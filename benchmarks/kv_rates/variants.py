@@ -55,6 +55,7 @@ def arguments(contexts: list[int], users: list[int], counted: int, cpu: bool) ->
         "skip_tokenizer_init": True,
         "enable_prefix_caching": False,
         "engram_config": {"host_file_gather": True},
+        "additional_config": {"stage_times": True},
     }
     if cpu:
         return shared | {"kv_cache_memory_bytes": 256 << 20}

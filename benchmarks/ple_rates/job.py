@@ -112,13 +112,13 @@ def measure_decode(engine, users: int, context: int) -> dict:
     read = _since(before) | {"kernel_disk_bytes": disk_bytes() - disk}
     times = host_time.collect(engine)
     made.leave()
-    return {"users": users, "context": context, "reads": read, "gpu": _gpu(times), "times": times} | found
-
-
-def _gpu(times: dict) -> dict:
-    """Milliseconds a decode step, by what the GPU did: `between` is from the end of a forward to the next one's start."""
-    parts = [part["steps"]["decode"]["gpu"] for name, part in times.items() if "decode" in part["steps"]]
-    return {name: series["mean_ms"] for gpu in parts for name, series in gpu.items()}
+    return {
+        "users": users,
+        "context": context,
+        "reads": read,
+        "gpu": host_time.decode_gpu_ms(times),
+        "times": times,
+    } | found
 
 
 def _since(before: dict[str, float]) -> dict[str, float]:

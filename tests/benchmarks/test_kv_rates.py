@@ -50,6 +50,12 @@ def test_claims_compare_with_stock_bf16():
     assert not record.claims_of(samples[1:])
 
 
+def test_a_step_on_the_gpu_is_compared_where_it_was_timed():
+    samples = [sample(BASE, 1000, 100) | {"gpu_ms": 2.0}, sample("fp8 ours", 1000, 100) | {"gpu_ms": 1.9}]
+    timed = [claim for claim in record.claims_of(samples) if "on the GPU" in claim.name]
+    assert [(claim.value, claim.compare, claim.holds) for claim in timed] == [(0.95, "<=", True)]
+
+
 def test_raw_results_become_a_record_and_a_table(tmp_path, monkeypatch):
     samples = [sample(BASE, 1000, 100), sample("int8 ours", 960, 120), sample(AGAIN, 1010, 101)]
     raw = {"hardware": records.hardware(), "gpus": "1 x card", "settings": {"layers": 4}, "samples": samples}
