@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +13,7 @@ import torch
 from benchmarks.qsa_kernels.inputs import LAYER_SCALE, Paged, Queries
 from vllm.models.qwen4_exp.qsa.attention import sparse_paged_attention
 from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, KVFormat
-from vllm.models.qwen4_exp.qsa.tiles import Tile
+from vllm.models.qwen4_exp.qsa.tiles import TILES, Tile
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,23 @@ def kernels(form: KVFormat, device: str, tiles: list[Tile]) -> Iterator[Kernel]:
     yield from map(ours, tiles)
 
 
-def candidates() -> list[Tile]:
-    """What a sweep tries; splits differ in decode only, stages where loads are the limit."""
-    sizes = itertools.product((32, 64), (64, 128, 256), (2, 4, 8), (1, 2, 3))
-    return [Tile(block_n, split, warps, stages, stages) for block_n, split, warps, stages in sizes]
+def candidates(form: KVFormat) -> list[Tile]:
+    """What a sweep tries: the table's, and few others, by what they compile to (`compiled.py`)."""
+    more = {
+        BF16: ((64, 64, 2, 2), (64, 128, 2, 2), (32, 128, 2, 2)),
+        FP8: ((64, 64, 2, 2), (32, 128, 2, 2), (64, 128, 2, 1)),
+        INT8: ((64, 64, 4, 2), (32, 128, 2, 2), (64, 128, 4, 1)),
+    }[form]
+    table = [tile for (_, of), tile in TILES.items() if of is form]
+    return list(dict.fromkeys(table + [Tile(n, split, warps, stages, stages) for n, split, warps, stages in more]))
+
+
+def compile_all(tiles: list[Tile], cache: Paged, asked: Queries) -> None:
+    """Let several threads compile what will be timed; whatever does not compile fails again when it is timed."""
+
+    def one(job: tuple[Tile, bool]) -> None:
+        with contextlib.suppress(Exception):
+            ours(job[0]).attention(cache, asked, job[1])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, itertools.product(tiles, (False, True))))

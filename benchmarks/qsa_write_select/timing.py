@@ -1,45 +1,16 @@
-"""Seconds of a call."""
+"""One row's times."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
 
-import torch
-
-from benchmarks.gpu_time import REPEATS, cold
-
-#: Calls in one graph: a launch of a graph costs as much as a small kernel.
-IN_GRAPH = 20
-
-
-def in_graph(call: Callable[[], object], device: str) -> float | None:
-    """Seconds of one of many calls inside a CUDA graph, as decode steps run; None on a CPU."""
-    if device == "cpu":
-        return None
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        for _ in range(IN_GRAPH):
-            call()
-    times = []
-    for _ in range(REPEATS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1e3 / IN_GRAPH)
-    return statistics.median(times)
+from benchmarks.gpu_time import cold_in_graph, in_graph
 
 
 def timed(call: Callable[[], object], device: str, moved: int, rate: float | None) -> dict:
     """Fields of a row: microseconds cold (all samples) and in a graph, bytes, and the floor that those set."""
-    samples = cold(call, device)
+    samples = cold_in_graph(call, device)
     graph = in_graph(call, device)
     row: dict = {
         "microseconds": statistics.median(samples) * 1e6,

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.qsa_kernels import __main__ as command
-from benchmarks.qsa_kernels import check, inputs, roofline
+from benchmarks.qsa_kernels import check, inputs, roofline, tried
 from benchmarks.qsa_kernels.geometry import published
 from vllm.models.qwen4_exp.qsa.formats import BF16, INT8
+from vllm.models.qwen4_exp.qsa.tiles import TILES, Tile
 
 
 def test_a_small_run(tmp_path):
@@ -25,11 +26,32 @@ def test_a_small_run(tmp_path):
     assert [claim["value"] for claim in found["claims"]] == [0.0, 0.0]
 
 
+def test_a_sweep_checks_each_format_once(tmp_path, monkeypatch):
+    tiles = [Tile(16, split, 1, 1, 1) for split in (16, 32)]
+    monkeypatch.setattr(command, "candidates", lambda form: tiles)
+    monkeypatch.setattr(command, "times", lambda *_: {"microseconds": 1.0})
+    monkeypatch.setattr(check, "error", lambda *_: {"error": 0.0, "floor": 1.0})
+    monkeypatch.setattr(check, "differing_rows", lambda *_: 0)
+    out = tmp_path / "qsa-test.json"
+    arguments = ["--device", "cpu", "--sweep", "--contexts", "44", "--block-size", "16", "--prefill-rows", "2"]
+    assert command.main([*arguments, "--out", str(out)]) == 0
+    rows = [row for row in json.loads(out.read_text())["samples"] if row["kernel"] == "ours"]
+    assert [row["format"] for row in rows] == ["int8"] * 6 + ["fp8"] * 6 + ["bf16"] * 6
+    assert [row["mode"] for row in rows[:6:2]] == ["prefill", "decode", "decode"]
+    assert [("differing_rows" in row) for row in rows] == 3 * ([True] + [False] * 5)
+
+
+def test_what_a_sweep_tries_has_the_tables_tile():
+    for form in command.FORMATS:
+        assert 4 <= len(tried.candidates(form)) <= 10
+        assert {TILES[86, form], TILES[90, form]} <= set(tried.candidates(form))
+
+
 def test_a_wrong_kernel_is_not_timed(monkeypatch):
     monkeypatch.setattr(check, "error", lambda *_: {"error": 1.0, "floor": 0.1})
-    monkeypatch.setattr(command, "seconds", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(command, "times", lambda *_: pytest.fail("timed"))
     kernel = SimpleNamespace(attention=None, named={"kernel": "ours"}, tile=None)
-    got = command.sample(kernel, None, command.Case(BF16, 1, 1, False), None, None, None, (None, None), "cpu")
+    got = command.sample(kernel, None, command.Case(BF16, 1, 1, False), None, None, None, True, (None, None), "cpu")
     assert got["failed"] == "error 1.00e+00, floor 1.00e-01"
 
 
