@@ -1,4 +1,7 @@
-"""`python -m benchmarks.format_kernels --out FILE.json`: measure every case with every kernel that takes it."""
+"""`python -m benchmarks.format_kernels --out FILE.json`: measure every case with every kernel that takes it.
+
+--join A.json B.json    instead, one record of several that were measured on one card, with `--only` or `--backends`
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--backends", default=",".join(BACKENDS), help="comma-separated")
     parser.add_argument("--seconds", type=float, default=420, help="start no further layer after this long")
     parser.add_argument("--commit", help="what was measured, where there is no git to ask")
+    parser.add_argument("--join", type=Path, nargs="+", help="records of parts, the one to believe first")
     args = parser.parse_args(argv)
+    if args.join:
+        return join(args.join, args.out)
     device = "cuda:0" if args.device == "cuda" else "cpu"
     geometry = Geometry(args.narrow)
     wanted = [case for case in cases(geometry) if args.only in f"{case.module} {case.format}"]
@@ -56,12 +62,7 @@ def main(argv: list[str] | None = None) -> int:
             samples += rows
             for row in rows:
                 print(line(row), flush=True)
-    relative = max((row["relative"] for row in samples if "relative" in row), default=float("nan"))
-    failed = [row for row in samples if "error" in row]
-    claims = [
-        record.Claim("largest relative error", relative, "of the result's norm", RELATIVE_LIMIT, "<="),
-        record.Claim("cases that no kernel took", float(len(unserved(samples))), "cases", 0.0, "<="),
-    ]
+    claims = claims_of(samples)
     settings = {
         "command": "python -m benchmarks.format_kernels",
         "narrow": args.narrow,
@@ -72,8 +73,49 @@ def main(argv: list[str] | None = None) -> int:
     }
     gpus = f"1 x {torch.cuda.get_device_name(0)}" if args.device == "cuda" else None
     record.write(args.out, settings, samples, claims, gpus, measured=args.commit)
-    print(f"{args.out}: {len(samples)} rows, {len(failed)} of them errors; largest relative error {relative:.5f}")
+    return ended(args.out, samples, claims)
+
+
+def claims_of(samples: list[dict]) -> list[record.Claim]:
+    relative = max((row["relative"] for row in samples if "relative" in row), default=float("nan"))
+    return [
+        record.Claim("largest relative error", relative, "of the result's norm", RELATIVE_LIMIT, "<="),
+        record.Claim("cases that no kernel took", float(len(unserved(samples))), "cases", 0.0, "<="),
+    ]
+
+
+def ended(out: Path, samples: list[dict], claims: list[record.Claim]) -> int:
+    failed = [row for row in samples if "error" in row]
+    print(f"{out}: {len(samples)} rows, {len(failed)} of them errors; largest relative error {claims[0].value:.5f}")
     return 0 if all(claim.holds for claim in claims) else 1
+
+
+def join(parts: list[Path], out: Path) -> int:
+    """Rows of all parts, each case, backend and kernel from the first part that measured it.
+
+    Raises SystemExit: the parts are of different cards or bases.
+    """
+    found = [record.read(part) for part in parts]
+    for key in ("upstream", "hardware"):
+        kinds = {str(part[key] if key == "upstream" else part[key].get("gpus")) for part in found}
+        if len(kinds) > 1:
+            raise SystemExit(f"--join: parts of different {key}: {', '.join(sorted(kinds))}")
+    rows: dict[tuple, dict] = {}
+    for part in found:
+        for row in part["samples"]:
+            where = (row["module"], row["format"], row["backend"])
+            rows.setdefault((*where, row.get("tokens")), row | {"commit": part["commit"]})
+    measured = {key[:3] for key, row in rows.items() if "relative" in row}
+    samples = [row for key, row in rows.items() if "relative" in row or key[:3] not in measured]
+    settings = found[0]["settings"] | {"parts": [part["settings"] | {"commit": part["commit"]} for part in found]}
+    where = {key: value for key, value in found[0]["hardware"].items() if key != "gpus"}
+    beside = sorted({part["hardware"].get("beside", "nothing") for part in found})
+    claims = claims_of(samples)
+    record.write(
+        out, settings, samples, claims, found[0]["hardware"].get("gpus"), where | {"beside": "; ".join(beside)},
+        found[0]["commit"],
+    )  # fmt: skip
+    return ended(out, samples, claims)
 
 
 def named(case: Case, backend: str) -> dict:

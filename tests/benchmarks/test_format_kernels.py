@@ -56,3 +56,30 @@ def test_real_widths():
         ("embed_tokens", hidden, config["vocab_size"]),
     }
     assert Geometry().experts == (config["num_experts"], config["num_experts_per_tok"])
+
+
+def test_parts_are_joined_and_what_one_part_measured_is_no_error(tmp_path):
+    from benchmarks import record
+    from benchmarks.format_kernels.__main__ import join
+
+    row = {"module": "experts", "format": "gptq INT4 g32", "backend": "auto"}
+    other = {"module": "lm_head", "format": "gptq INT4 g32", "backend": "humming"}
+    settings = {"command": "x"}
+    parts = {
+        "a": [row | {"kernel": "K", "tokens": 1, "relative": 0.001}, other | {"error": "not run"}],
+        "b": [row | {"error": "no kernel"}, row | {"kernel": "K", "tokens": 1, "relative": 0.5}],
+        "c": [other | {"kernel": "H", "tokens": 8, "relative": 0.002}],
+    }
+    paths = []
+    for name, samples in parts.items():
+        paths.append(tmp_path / f"formats-{name}.json")
+        record.write(paths[-1], settings, samples, [], "1 x card", measured=name)
+    assert join(paths, tmp_path / "formats-all.json") == 0
+    made = record.read(tmp_path / "formats-all.json")
+    assert [(s["module"], s["relative"], s["commit"]) for s in made["samples"]] == [
+        ("experts", 0.001, "a"),
+        ("lm_head", 0.002, "c"),
+    ]
+    record.write(paths[1], settings, [], [], "1 x another card", measured="b")
+    with pytest.raises(SystemExit, match="different hardware"):
+        join(paths, tmp_path / "formats-all.json")

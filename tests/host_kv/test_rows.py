@@ -85,6 +85,17 @@ def test_memory_goes_back_to_the_system():
     assert resident() - before < 8 << 20
 
 
+def test_all_of_it_is_taken_before_it_is_locked(monkeypatch, capsys):
+    """Shown where it takes long, in parts that end where the memory does."""
+    monkeypatch.setattr(memory, "_PART", 1000)
+    some = torch.full((3500,), 7, dtype=torch.uint8)
+    memory.fill(some, "layer 3")
+    assert not some.any() and not capsys.readouterr().err
+    monkeypatch.setattr(memory, "GIB", 3000)
+    memory.fill(some, "layer 3")
+    assert "layer 3" in (shown := capsys.readouterr().err) and "100%" in shown
+
+
 def test_more_than_there_is_is_refused_with_the_figures(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda: 3 << 30)
     with pytest.raises(HostMemoryRefused) as caught:

@@ -7,17 +7,23 @@ CUDA afterwards, to the page.
 """
 
 import mmap
+import os
 import resource
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import torch
+from tqdm.auto import tqdm
 
 from .errors import HostMemoryRefused
 
 GIB = 1 << 30
 # cudaHostRegisterMapped: kernels read and write it. Implied on today's systems, and said for others.
 _MAPPED = 2
+# What one thread fills at a time, and how many do: zeroing a page, not locking it, takes the time.
+_PART = 256 << 20
+_THREADS = 8
 
 
 class HostMemory:
@@ -61,6 +67,7 @@ class HostMemory:
     def _lock(self, device: torch.device, name: str) -> torch.Tensor:
         from vllm.utils.torch_utils import get_accelerator_view_from_cpu_tensor
 
+        fill(self.cpu, name)
         with torch.cuda.device(device):
             error = torch.cuda.cudart().cudaHostRegister(self.cpu.data_ptr(), self.cpu.nbytes, _MAPPED)
             # The check of is_pinned: the view of memory that is not pinned would be a pinned copy of it.
@@ -80,6 +87,20 @@ class HostMemory:
         self.cpu = self.view = torch.empty(0, dtype=torch.uint8)
         # Its pages go with the last tensor over them.
         self._map = None
+
+
+def fill(memory: torch.Tensor, name: str) -> None:
+    """Give every page of ``memory`` (``[size]`` uint8) to this process, zeroed, by several threads.
+
+    CUDA's registering does it with one thread and shows nothing: 32 GiB took 104 s on a virtual machine with an H200.
+    """
+    parts = memory.split(_PART)
+    with ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)))) as pool, tqdm(
+        total=memory.nbytes, desc=f"Host memory for K/V of {name}", unit="B", unit_scale=True, unit_divisor=1024,
+        disable=memory.nbytes < GIB,
+    ) as bar:  # fmt: skip
+        for done in pool.map(torch.Tensor.zero_, parts):
+            bar.update(done.nbytes)
 
 
 def available_bytes() -> int:
