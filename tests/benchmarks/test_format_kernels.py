@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks import record
 from benchmarks.format_kernels import __main__ as command
 from benchmarks.format_kernels.cases import Geometry, cases
