@@ -29,9 +29,10 @@ def model(intact, tmp_path) -> Path:
 def config_of():
     """``config_of(model, check="warn", load_format=…)``: as much of a configuration as is looked at."""
 
-    def make(model, check=None, load_format="auto", architecture="Qwen4ExpForCausalLM", **changes):
+    def make(model, check=None, load_format="auto", architecture="Qwen4ExpForCausalLM", drafts=None, **changes):
         return SimpleNamespace(
             additional_config={} if check is None else {verified_checkpoint.KEY: check},
+            speculative_config=drafts,
             load_config=SimpleNamespace(load_format=load_format),
             model_config=SimpleNamespace(
                 **{"model": str(model), "architecture": architecture, "hf_overrides": {}, "hf_config_path": None}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from demo.checkpoint.formats import mtp
 from demo.checkpoint.table_formats import FORMS, recode
 from vllm.ampere.findings import Finding
 from vllm.engine.verified_checkpoint import Nvfp4NeedsGpu, UnknownCheckpointCheck, nvfp4, verify_checkpoint
@@ -174,6 +175,29 @@ class TestWhen:
         cut(model)
         with pytest.raises(Finding, match="shorter than its header"):
             verify_checkpoint(config_of(model, **override))
+
+    def test_a_draft_module_that_is_not_there(self, model, config_of):
+        """It is looked for where it is going to be loaded from this checkpoint, and nowhere else."""
+
+        def drafting(method="mtp", source=model):
+            drafter = SimpleNamespace(model=str(source)) if source else None
+            return config_of(model, drafts=SimpleNamespace(method=method, draft_model_config=drafter))
+
+        verify_checkpoint(drafting("ngram", source=None))
+        verify_checkpoint(drafting(source="/somewhere/else"))
+        with pytest.raises(Finding, match=r"no tensor below mtp\..*Serve without --speculative-config") as caught:
+            verify_checkpoint(drafting())
+        assert caught.value.name == "DraftModuleMissing"
+        mtp.add(model)
+        verify_checkpoint(drafting())
+        path, name = file_of(model, "mtp.fc_hidden")
+        edit(path, lambda tensors: tensors.pop(name))
+        index = json.loads((model / INDEX).read_text())
+        del index["weight_map"][name]
+        (model / INDEX).write_text(json.dumps(index))
+        with pytest.raises(Finding, match=r"below mtp\., without mtp\.fc_hidden"):
+            verify_checkpoint(drafting())
+        verify_checkpoint(config_of(model))
 
     def test_warnings_that_are_made_elsewhere(self, intact, config_of, said):
         verify_checkpoint(config_of(intact))

@@ -1,4 +1,4 @@
-"""The draft module of a quantized checkpoint: names, construction and loading.  The CPU cannot draft with it."""
+"""The draft module of a quantized checkpoint: names, construction and loading.  What it drafts: tests/e2e/test_drafts.py."""
 
 import json
 from types import SimpleNamespace

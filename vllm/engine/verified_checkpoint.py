@@ -16,7 +16,7 @@ from vllm.ampere.checkpoint.config import ARCHITECTURES
 from vllm.ampere.checkpoint.documents import INDEX
 from vllm.ampere.checkpoint.table import table_rows
 from vllm.ampere.finding import REFUSE, Finding
-from vllm.ampere.findings import files, findings, refuse
+from vllm.ampere.findings import draft, files, findings, refuse
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
@@ -85,7 +85,7 @@ def verify_checkpoint(vllm_config: "VllmConfig") -> None:
     started = time.monotonic()
     overridden = bool(model.hf_overrides) or model.hf_config_path is not None
     try:
-        found, checkpoint = _look(model.model)
+        found, checkpoint = _look(model.model, drafts=_drafts(vllm_config))
     except Finding as finding:
         found, checkpoint = [finding], None
     for finding in found:
@@ -111,9 +111,20 @@ def _has_safetensors(model: str) -> bool:
     return (folder / INDEX).is_file() or (folder.is_dir() and any(folder.glob("*.safetensors")))
 
 
-def _look(model: str) -> tuple[list[Finding], Checkpoint]:
+def _drafts(vllm_config: "VllmConfig") -> bool:
+    """Whether the checkpoint's own draft module is going to be loaded."""
+    config = vllm_config.speculative_config
+    if config is None or config.method != "mtp":
+        return False
+    drafting = getattr(config.draft_model_config, "model", None)
+    return drafting in (None, vllm_config.model_config.model)
+
+
+def _look(model: str, drafts: bool) -> tuple[list[Finding], Checkpoint]:
     checkpoint = read(model)
     found = findings(checkpoint)
+    if drafts:
+        found = [*draft.check(checkpoint), *found]
     if not any(finding.severity == REFUSE for finding in found):
         found = [*_table(checkpoint), *nvfp4(checkpoint), *found]
     return found, checkpoint

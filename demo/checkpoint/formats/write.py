@@ -39,7 +39,7 @@ def quantize(source: Path, out: Path, recipe: Recipe, *, prefix: str = PLAIN, wi
     files = {path.name: load_file(path) for path in sorted(source.glob("*.safetensors"))}
     if with_mtp:
         everything = {name: tensor for held in files.values() for name, tensor in held.items()}
-        files["mtp.safetensors"] = mtp.tensors(everything, config)
+        files[mtp.FILE] = mtp.tensors(everything, config)
 
     layout = {"gptq": gptq, "compressed-tensors": compressed}[recipe.layout]
     packed_files: dict[str, dict[str, torch.Tensor]] = {}
@@ -60,7 +60,7 @@ def quantize(source: Path, out: Path, recipe: Recipe, *, prefix: str = PLAIN, wi
             stem = stored.removesuffix("weight")
             packed |= {stem + part: value for part, value in layout.tensors(rounded).items()}
             plain[name] = rounded.dequantized()
-    plain_files.pop("mtp.safetensors", None)
+    plain_files.pop(mtp.FILE, None)
 
     details = gptq.config(recipe) if layout is gptq else compressed.config(recipe, sorted(left))
     _save(pair.quantized, source, packed_files, lambda c: c | {"quantization_config": details})

@@ -20,6 +20,7 @@ from vllm.config.switches import check_switches
 from vllm.distributed.utils import get_pp_indices
 from vllm.logger import init_logger
 from vllm.models.qwen4_exp.compact_kv.settings import check_kv_cache
+from vllm.models.qwen4_exp.drafts import check_drafts
 from vllm.models.qwen4_exp.partition import (
     DeepstackBeyondFirstStage,
     MoreStagesThanLayers,
@@ -120,8 +121,8 @@ def describe(stages: tuple[Stage, ...]) -> str:
 def check_stages(vllm_config: VllmConfig) -> tuple[Stage, ...]:
     """Refuse a pipeline that cannot work, log the one that was chosen, and give it its scheduler.
 
-    Called while the configuration is built, in every process. Raises as `plan_stages`, `check_kv_cache` and
-    `choose_scheduler` do, SwitchNotBoolean, and KVOffloadRefused.
+    Called while the configuration is built, in every process. Raises as `plan_stages`, `check_kv_cache`,
+    `check_drafts` and `choose_scheduler` do, SwitchNotBoolean, and KVOffloadRefused.
     """
     model_config = vllm_config.model_config
     # Without a multimodal config the text-only class is built, which has no vision levels to keep together
@@ -136,6 +137,7 @@ def check_stages(vllm_config: VllmConfig) -> tuple[Stage, ...]:
     if len(stages) > 1:
         logger.info_once("Qwen4Exp pipeline: %s", describe(stages))
     check_kv_cache(vllm_config)
+    check_drafts(vllm_config)
     choose_scheduler(vllm_config)
     check_switches(vllm_config.additional_config)
     check_kv_offload(vllm_config)
