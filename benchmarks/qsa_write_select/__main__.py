@@ -13,6 +13,8 @@ from benchmarks import record
 from benchmarks.gpu_time import bandwidth
 from benchmarks.qsa_write_select import guard, selection, writers
 
+PARTS = ("select", "write", "guard")
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.qsa_write_select", description=__doc__)
@@ -22,6 +24,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--device", default="cuda", choices=["cuda", "cpu"], help="cpu: interpreted, times mean nothing"
     )
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure; all of it")
+    parser.add_argument("--try", dest="tries", action="store_true", help="also settings that are not in use")
     parser.add_argument("--contexts", type=int, nargs="+", default=[8192, 65536, 250_000])
     parser.add_argument("--longest", type=int, default=262_144, help="context that block tables have room for")
     parser.add_argument("--users", type=int, nargs="+", default=[1, 8])
@@ -39,15 +43,16 @@ def main(argv: list[str] | None = None) -> int:
     rate = bandwidth(device)
     capability = torch.cuda.get_device_capability() if args.device == "cuda" else (0, 0)
     widths = writers.Widths(q_heads=2, head_dim=128, block=16) if args.narrow else writers.Widths()
-    cases = [
-        selection.measure(args.contexts, args.users, args.chunk, args.longest, args.budget, args.page, device, rate),
-        writers.measure(args.tokens, widths, device, rate, capability >= (8, 9)),
-        guard.measure(args.users, args.vocabulary, device, rate),
-    ]
+    sizes = (args.contexts, args.users, args.chunk, args.longest, args.budget, args.page)
+    cases = {
+        "select": selection.measure(*sizes, device, rate, args.tries),
+        "write": writers.measure(args.tokens, widths, device, rate, capability >= (8, 9)),
+        "guard": guard.measure(args.users, args.vocabulary, device, rate),
+    }
     samples: list[dict] = []
     end = time.monotonic() + args.seconds
-    for rows in cases:
-        for row in rows:
+    for part in args.parts:
+        for row in cases[part]:
             samples.append(row)
             print(line(row), flush=True)
             if time.monotonic() > end:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from unittest import mock
 
 import torch
 
+from benchmarks.qsa_write_select import tried
 from benchmarks.qsa_write_select.timing import timed
 from vllm.models.qwen4_exp import qsa_workspace
 from vllm.models.qwen4_exp.nvidia.ops import qsa_indexer as upstream
@@ -66,7 +68,7 @@ class Scene:
     def bytes_moved(self) -> int:
         """Each request's keys once, each row's scores and tops written, and what the selection reads of them."""
         columns = self.visible.long().sum().item()
-        kept, run = self.budget // RATIO, score.run_length(self.budget // RATIO)
+        kept, run = self.budget // RATIO, score.RUN
         keys = self.requests * (self.context // RATIO) * WIDTH * 2
         return (
             keys + columns * 4 * 2 // run + columns * 4 + self.q.nbytes + self.out.nbytes + len(self.q) * kept * run * 4
@@ -81,7 +83,7 @@ def scores(scene: Scene, as_prompt: bool) -> torch.Tensor:
     columns = -(-scene.context // RATIO // score.BLOCK_N) * score.BLOCK_N
     budget = scene.budget // RATIO
     keys = torch.full((len(scene.q), columns), -1, dtype=torch.int32, device=scene.device)
-    tops = torch.full((len(scene.q), columns // score.run_length(budget)), -1, dtype=torch.int32, device=scene.device)
+    tops = torch.full((len(scene.q), columns // score.RUN), -1, dtype=torch.int32, device=scene.device)
     starts, query_len = (scene.starts, 0) if as_prompt else (None, scene.rows)
     score.score_groups(
         scene.q, scene.cache, scene.table, starts, query_len, scene.rows, scene.visible, budget, 0, keys, tops
@@ -121,27 +123,45 @@ def upstream_checks(scene: Scene, repeats: int = 5) -> dict:
     }
 
 
+class _NotLaunched:
+    """Stands for a kernel that a measurement leaves out."""
+
+    def __getitem__(self, grid) -> Callable:
+        return lambda *args, **options: None
+
+
+def times(scene: Scene, rate: float | None, tries: bool) -> Iterator[dict]:
+    """Fields of rows: upstream's and ours, whole and the scores alone, and ours with other internal settings."""
+    prompt = scene.rows > 4
+    measured = partial(timed, device=scene.device, moved=scene.bytes_moved(), rate=rate)
+    calls = [("ours", scene.call(select, prompt), select, "_select_kernel", _NotLaunched())]
+    if scene.device != "cpu":  # upstream's top-k is a CUDA operator
+        calls.insert(0, ("upstream", scene.call(upstream, prompt), upstream, "_topk", lambda *args: None))
+    for name, call, module, rest, nothing in calls:
+        yield {"what": name} | measured(call)
+        with mock.patch.object(module, rest, nothing):
+            yield {"what": f"{name}, scores alone"} | measured(call)
+    for name, changes in tried.SETTINGS.items() if tries else ():
+        with tried.applied(changes):
+            yield {"what": f"ours, {name}"} | measured(calls[-1][1])
+
+
 def measure(
     contexts: list[int], users: list[int], chunk: int, longest: int, budget: int, page: int, device: str,
-    rate: float | None,
+    rate: float | None, tries: bool = False,
 ) -> Iterator[dict]:  # fmt: skip
     """Decodes of so many users and one chunk of a prompt at each context, ours and upstream's."""
-    with_upstream = device != "cpu"  # its top-k is a CUDA operator
     for context in contexts:
         for requests, rows in [*((count, 1) for count in users), (1, chunk)]:
             scene = Scene(requests, rows, context, longest, budget, page, device)
-            prompt = rows > 4
             row = {"part": "select", "context": context, "requests": requests, "rows": rows, "budget": budget}
             row |= {"multiplications": scene.multiplications()}
-            if with_upstream:
-                yield (
-                    row | {"what": "upstream"} | timed(scene.call(upstream, prompt), device, scene.bytes_moved(), rate)
-                )
-            yield row | {"what": "ours"} | timed(scene.call(select, prompt), device, scene.bytes_moved(), rate)
+            for fields in times(scene, rate, tries):
+                yield row | fields
             ties = Scene(requests, min(rows, 64), context, longest, budget, page, device, kinds=40)
             for name, case in (("scores differ", Scene(requests, min(rows, 64), context, longest, budget, page, device)),
                                ("40 scores", ties)):  # fmt: skip
-                checked = checks(case) | (upstream_checks(case) if with_upstream else {})
+                checked = checks(case) | (upstream_checks(case) if device != "cpu" else {})
                 yield row | {"what": f"checks, {name}", "rows": case.rows} | checked
 
 

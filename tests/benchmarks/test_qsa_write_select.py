@@ -5,7 +5,7 @@ import torch
 
 from benchmarks import record
 from benchmarks.qsa_write_select import __main__ as benchmark
-from benchmarks.qsa_write_select import selection
+from benchmarks.qsa_write_select import selection, tried
 from vllm.models.qwen4_exp.qsa import select
 
 SMALL = ["--device", "cpu", "--contexts", "200", "--longest", "256", "--users", "2", "--chunk", "5"]
@@ -22,10 +22,21 @@ def test_a_run_without_a_gpu(tmp_path):
     assert found["settings"]["workspace_bytes"] == 64 << 20
 
 
+def test_one_part_alone(tmp_path):
+    out = tmp_path / "qsa-guard-test.json"
+    assert benchmark.main([*SMALL, "--out", str(out), "--parts", "guard"]) == 0
+    assert {row["part"] for row in record.read(out)["samples"]} == {"guard"}
+
+
 def scene(**changes) -> selection.Scene:
     torch.manual_seed(0)
     sizes = dict(requests=1, rows=3, context=200, longest=256, budget=32, page=16, device="cpu", kinds=6)
     return selection.Scene(**sizes | changes)
+
+
+def test_scores_alone_and_other_settings():
+    measured = [row["what"] for row in selection.times(scene(rows=1, context=140), None, tries=True)]
+    assert measured == ["ours", "ours, scores alone", *(f"ours, {name}" for name in tried.SETTINGS)]
 
 
 def test_the_checks_notice_another_tie(monkeypatch):

@@ -45,7 +45,7 @@ FUSED |= integers("I32", "stride_qkv") | integers("i32", "stride_pos_axis stride
 ROWS = pointers("bf16", "key value") | integers(
     "I32", "stride_key_token stride_key_head stride_value_token stride_value_head"
 )
-SCORE_CONSTANTS = dict(PAGE=392, HEADS=4, DIM=128, BUDGET=512, BLOCK_N=64, RUN=16, STAGES=2)
+SCORE_CONSTANTS = dict(PAGE=392, HEADS=4, DIM=128, BUDGET=512, BLOCK_N=64, RUN=8, STAGES=2)
 # Upstream's kernel for the indexer alone: no main heads, which its main part has to compile with.
 INDEXER = (
     pointers("bf16", "q k cos_sin q_norm_weight k_norm_weight q_out state_cache compressed_cache main_qkv")
@@ -79,7 +79,8 @@ def cases() -> dict[str, dict]:
             SCORE_CONSTANTS | dict(QUERY_LEN=0, TILE_R=32, TILES=16),
             4,
         ),
-        "512 of 65,536": ("qsa.select._select_kernel", SELECT, dict(RUN=16, BUDGET=512, RUNS=4096), 16),
+        "512 of 2,048": ("qsa.select._select_kernel", SELECT, dict(RUN=8, BUDGET=512, RUNS=256, HELD=256), 2),
+        "512 of 65,536": ("qsa.select._select_kernel", SELECT, dict(RUN=8, BUDGET=512, RUNS=8192, HELD=512), 8),
         "logits that are no numbers": (f"{SAMPLE}.damaged_logits._count_kernel", COUNT, dict(PART=8192), 4),
         "indexer alone": ("nvidia.ops.qsa_prepare._qsa_prepare_kernel", INDEXER, INDEXER_CONSTANTS, 1),
         "rows, int8": ("qsa.write._write_rows_kernel", ROWS | CACHE, dict(BLOCK_SIZE=1568, D=256, KIND=2), 1),

@@ -10,7 +10,7 @@ import torch
 from tests.cpu.qsa_inputs import Batch, nan_pages
 from vllm.models.qwen4_exp import qsa_workspace
 from vllm.models.qwen4_exp.cpu import qsa as twin
-from vllm.models.qwen4_exp.qsa import score, select
+from vllm.models.qwen4_exp.qsa import select
 
 HEADS, WIDTH, PAGE, RATIO = 4, 32, 4, 4
 CPU = torch.device("cpu")
@@ -118,6 +118,14 @@ def test_about_the_budget_and_a_run(module, groups):
     assert torch.equal(case.decode(module, 5), case.by_rank(5))
 
 
+@pytest.mark.parametrize("kinds", [None, 3], ids=["scores differ", "three scores"])
+def test_runs_that_all_fit_are_not_ranked(kinds):
+    """A budget of 256 groups holds all 256 runs of the narrowest kernel: only groups are ranked."""
+    case = Case([1200, 1030], [2, 1], kinds)
+    assert select._shape(300, 256)["RUNS"] == select._shape(300, 256)["HELD"]
+    assert torch.equal(case.prefill(select, 256), case.by_rank(256))
+
+
 @MODULES
 def test_equal_scores_keep_the_earliest(module):
     case = Case([320], [9], kinds=1)
@@ -164,7 +172,7 @@ def test_nothing_is_written_beside_the_rows(work_space):
     """Guards around the output and behind the work space of exactly one row stay."""
     case = Case([320], [5])
     columns = 256
-    buffer = work_space(columns + columns // 16 + 8)
+    buffer = work_space(columns + columns // 8 + 8)
     tail = buffer[-8:].clone()
     around = torch.full((9, 7), -7, dtype=torch.int32)
     out = around[2:7, 1:6]
@@ -187,26 +195,27 @@ def test_a_work_space_too_small_for_a_row(work_space):
 def test_a_budget_too_large_for_registers():
     q = torch.zeros(1, HEADS, WIDTH).bfloat16()
     out = torch.empty(1, 2048, dtype=torch.int32)
-    table = torch.zeros(1, 50000, dtype=torch.int32)
+    table = torch.zeros(1, 100_000, dtype=torch.int32)
     cache = torch.zeros(1, PAGE, 1, WIDTH).bfloat16()
-    with pytest.raises(ValueError, match="a budget of 2048 groups of 200000 needs 65536 integers"):
+    with pytest.raises(ValueError, match="a budget of 2048 groups of 400000 needs 65536 integers"):
         select.qsa_select_paged_decode(q, cache, table, torch.zeros(1).int(), 8192, RATIO, 1, out)
-
-
-@pytest.mark.parametrize("budget, run", [(5, 16), (512, 16), (1024, 8), (2048, 4), (20000, 1)])
-def test_runs_of_a_budget_fit_in_registers(budget, run):
-    assert score.run_length(budget) == run
-
-
-@pytest.mark.parametrize("run", [1, 2, 4, 8])
-def test_any_run_gives_the_same(monkeypatch, run):
-    monkeypatch.setattr(score, "run_length", lambda budget: run)
-    monkeypatch.setattr(select, "run_length", lambda budget: run)
-    case = Case([320, 60], [7, 7], kinds=4)
-    assert torch.equal(case.prefill(select, 5), case.by_rank(5))
+    with pytest.raises(ValueError, match="lower --max-model-len"):  # a short prompt of a long context
+        select.qsa_select_paged_prefill(
+            q, cache, table, torch.tensor([0, 1]), torch.zeros(1).int(), 8192, RATIO, 1, out, 4
+        )
 
 
 def test_warm_up_reads_nothing():
     cache = nan_pages(2, PAGE, 1, WIDTH)
     table = torch.full((3, 200), 10**6, dtype=torch.int32)
-    assert select.warm_up(cache, table, HEADS, 20, RATIO, 2) == ["decode of 1", "decode of 2", "prefill"]
+    assert select.warm_up(cache, table, HEADS, 20, RATIO, 2) == ["decode of 1", "decode of 2", "prefill of 800 groups"]
+
+
+def test_warm_up_compiles_every_power_of_two(work_space):
+    work_space(1 << 14)
+    table = torch.full((1, 2500), 10**6, dtype=torch.int32)
+    compiled = select.warm_up(nan_pages(2, PAGE, 1, WIDTH), table, HEADS, 20, RATIO, 1)
+    widths = (10_000, 8192, 4096, 2048)
+    assert compiled == ["decode of 1"] + [f"prefill of {n} groups" for n in widths]
+    shapes = [select._shape(columns, 5) for columns in range(1, 10_001)]
+    assert [select._shape(n, 5) for n in reversed(widths)] == [s for i, s in enumerate(shapes) if s not in shapes[:i]]

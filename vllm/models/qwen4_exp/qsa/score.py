@@ -2,8 +2,8 @@
 """Scores of compressed keys, as integers that sort as the scores do.
 
 The score of a group is ``sum over index heads of relu(<q_head, key>)``.  It is never
-negative, so its bits, read as an integer, are in the same order.  A NaN becomes the
-largest integer: a damaged group is always selected, and its request notices, instead of
+negative, so its bits, read as an integer, are in the same order.  A NaN becomes an
+integer above infinity's: a damaged group is always selected, and its request notices, instead of
 dropping out of sight as the hardware's maximum of NaN and 0 would have it.
 
 A number here depends on one query and one key.  Tiles are fixed, products run over the
@@ -17,8 +17,13 @@ import torch
 from vllm.triton_utils import tl, triton
 
 BLOCK_N = 64
+# Columns that share a top. For n columns and a budget of b the selection holds n / RUN tops, then b * RUN columns: of
+# 65,536 and 512, 8 and 16 make that the least, and of fewer columns 8 do.
+RUN = 8
 
-_LARGEST = tl.constexpr(0x7FFFFFFF)
+_WITHOUT_SIGN = tl.constexpr(0x7FFFFFFF)
+# Not the largest integer: one above it, the end of a range, has to be one as well.
+_NAN = tl.constexpr(0x7FFFFFFE)
 
 
 # Prompts follow the decodes of a batch, so these pointers may start anywhere: each alignment
@@ -111,18 +116,13 @@ def _score_kernel(
         product = tl.maximum(product, 0.0, propagate_nan=tl.PropagateNan.ALL)
         score = tl.sum(tl.reshape(product, (BLOCK_N, TILE_R, HEADS_P)), axis=2)
         # The sign bit of a -0 goes; a NaN's may be set.
-        ordered = tl.where(score == score, score.to(tl.int32, bitcast=True) & _LARGEST, _LARGEST)
-        seen = (column[:, None] < visible[None, :]) & (row < end)[None, :]
-        ordered = tl.where(seen, ordered, -1)
-        tl.store(keys_ptr + at_row[None, :] * stride_keys + column[:, None], ordered, mask=seen)
+        ordered = tl.where(score == score, score.to(tl.int32, bitcast=True) & _WITHOUT_SIGN, _NAN)
+        # To the tile's end, so that who reads whole runs need not look where the row ends.
+        ordered = tl.where(column[:, None] < visible[None, :], ordered, -1)
+        tl.store(keys_ptr + at_row[None, :] * stride_keys + column[:, None], ordered, mask=(row < end)[None, :])
         top = tl.max(tl.reshape(ordered, (BLOCK_N // RUN, RUN, TILE_R)), axis=1)
         run = number * (BLOCK_N // RUN) + tl.arange(0, BLOCK_N // RUN)
-        tl.store(tops_ptr + at_row[None, :] * stride_tops + run[:, None], top, mask=top >= 0)
-
-
-def run_length(budget: int) -> int:
-    """Columns that share a top: 16, fewer where a budget of 16 each would not fit in registers."""
-    return max(1, min(16, 8192 // triton.next_power_of_2(budget)))
+        tl.store(tops_ptr + at_row[None, :] * stride_tops + run[:, None], top, mask=(row < end)[None, :])
 
 
 def score_groups(
@@ -151,9 +151,10 @@ def score_groups(
         visible: ``[rows]`` int32.
         budget: rows that see no more groups than this are skipped.
         first_row: the batch row of ``keys[0]``.
-        keys: ``[rows, columns]`` int32; written where a row sees the group.
-        tops: ``[rows, columns / run_length(budget)]`` int32, the largest of each run of
-            columns; written where a row sees one of them.
+        keys: ``[rows, columns]`` int32, whole tiles of columns; written where a row sees
+            the group, and -1 from there to the tile's end.
+        tops: ``[rows, columns / RUN]`` int32, the largest of each run of columns, as far
+            as those are written.
 
     """
     count, columns = keys.shape
@@ -192,7 +193,7 @@ def score_groups(
         QUERY_LEN=query_len,
         TILE_R=tile_rows,
         BLOCK_N=BLOCK_N,
-        RUN=run_length(budget),
+        RUN=RUN,
         TILES=tiles,
         STAGES=2,
         num_warps=4,

@@ -6,16 +6,12 @@ is a total order, so a row has one right answer, whatever else is in the batch a
 however its prompt was cut.
 
 ``score.py`` leaves two things in the work space for every row: the ``columns`` scores
-as integers that sort as they do, and the top, the largest, of each run of 16.  A group among the
+as integers that sort as they do, and the top, the largest, of each run of 8.  A group among the
 best ``budget`` lies in one of the best ``budget`` runs, ranked by their largest score
 and then by position: were its run not among them, each of those runs would hold a group
-that ranks higher.  So one program selects twice with one routine, first runs among
-``columns / 16``, then groups among the ``budget * 16`` in them, both from registers:
-48 KiB are read of a row of 256 KiB.
-
-The routine finds the ``budget``-th largest integer bit by bit, 31 counts, and numbers
-what lies above and, as far as there is room, at it by a running sum in order of
-position.
+that ranks higher.  So one program selects twice with one routine (``best.py``), first
+runs among ``columns / 8``, then groups among the ``budget * 8`` in them, both from
+registers: 48 KiB are read of a row of 256 KiB.
 """
 
 import torch
@@ -23,34 +19,15 @@ import torch
 from vllm.triton_utils import tl, triton
 
 from ..qsa_workspace import indexer_workspace
-from .score import BLOCK_N, run_length, score_groups
+from .best import bound, count_from, keep_best, least
+from .score import BLOCK_N, RUN, score_groups
 
-# Integers that one program holds: 64 in each of 512 threads. At 32 in each, which takes
-# a budget of 2048 groups or a context of a million tokens, ptxas spills 88 bytes.
+# Integers that one program holds: 64 in each of 512 threads, of which ptxas spills 18 on some cards.
 _MOST_IN_REGISTERS = 32768
-
-
-@triton.jit
-def _keep_best(key, position, out_ptr, KEEP: tl.constexpr):
-    """Write the positions of the ``KEEP`` largest keys, ascending, to ``out_ptr``.
-
-    ``key`` is int32, -1 where there is nothing; at least ``KEEP`` are not.  ``position``
-    ascends.  Of equal keys the first win.
-    """
-    threshold = 0
-    for step in range(31):
-        candidate = threshold + (1 << (30 - step))
-        count = tl.sum((key >= candidate).to(tl.int32), axis=0)
-        threshold = tl.where(count >= KEEP, candidate, threshold)
-    above = key > threshold
-    level = key == threshold
-    # Both running counts in one sum: fewer than 2**16 keys, fewer than 2**15 above.
-    counts = tl.cumsum(above.to(tl.int32) * 65536 + level.to(tl.int32), axis=0)
-    above_count = counts >> 16
-    level_count = counts & 65535
-    room = KEEP - tl.sum(above.to(tl.int32), axis=0)
-    kept = above | (level & (level_count <= room))
-    tl.store(out_ptr + above_count + tl.minimum(level_count, room) - 1, position, mask=kept)
+# Integers that a thread holds as long as that takes no more than 16 warps.
+_IN_A_THREAD = 32
+# Columns of the narrowest kernel: what is short is not worth one of its own.
+_FEWEST_COLUMNS = 2048
 
 
 @triton.jit(do_not_specialize_on_alignment=["visible_ptr"])
@@ -65,6 +42,7 @@ def _select_kernel(
     RUN: tl.constexpr,
     BUDGET: tl.constexpr,
     RUNS: tl.constexpr,
+    HELD: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     visible = tl.load(visible_ptr + row)
@@ -76,32 +54,55 @@ def _select_kernel(
         tl.store(out_ptr + all_of_them, tl.where(all_of_them < visible, all_of_them, -1), mask=all_of_them < BUDGET)
         return
     runs = tl.cdiv(visible, RUN)
-    ranked = runs > BUDGET
+    place = tl.arange(0, HELD)
+    four = tl.arange(0, 4)[None, :]
+    run = place
+    low = 0
+    high = 0
+    ranked = (RUNS > HELD) & (runs > BUDGET)
     if ranked:
-        run_number = tl.arange(0, RUNS)
-        tops = tl.load(run_tops_ptr + row * stride_tops + run_number, mask=run_number < runs, other=-1)
+        first = tl.arange(0, RUNS // RUN) * RUN
+        number = first[:, None] + four
+        at = run_tops_ptr + row * stride_tops + number
+        left = tl.load(at, mask=number < runs, other=-1)
+        right = tl.load(at + 4, mask=number + 4 < runs, other=-1)
+        high = bound(left, right)
         # The row's own output holds the chosen runs for a moment.
-        _keep_best(tops, run_number, out_ptr, BUDGET)
+        low = keep_best(left, right, least(left, right), runs, high, first, out_ptr, BUDGET)
         tl.debug_barrier()
-    member = tl.arange(0, PADDED * RUN)
-    place = member // RUN
-    run = tl.load(out_ptr + place, mask=ranked & (place < BUDGET), other=0)
-    position = tl.where(ranked, run, place) * RUN + member % RUN
-    # Whole runs, so that they are read 16 bytes at a time; what lies behind the row's last group is dropped.
-    key = tl.load(keys_ptr + row * stride_keys + position, mask=place < tl.minimum(runs, BUDGET), other=-1)
-    key = tl.where(position < visible, key, -1)
+        run = tl.load(out_ptr + place, mask=place < BUDGET, other=0)
+        runs = BUDGET
+    # Whole runs; behind the row's last group the scores are -1.
+    at = keys_ptr + row * stride_keys + run[:, None] * RUN + four
+    there = (place < runs)[:, None]
+    left = tl.load(at, mask=there, other=-1)
+    right = tl.load(at + 4, mask=there, other=-1)
     # Every thread has read the runs before any overwrites them.
     tl.debug_barrier()
-    _keep_best(key, position, out_ptr, BUDGET)
+    if not ranked:
+        low = least(left, right)
+        high = bound(left, right)
+    keep_best(left, right, low, count_from(left, right, low), high, run * RUN, out_ptr, BUDGET)
 
 
-def _warps(integers: int) -> int:
-    """Warps of a program that holds this many, 16 a thread as long as that is possible.
+def _shape(columns: int, budget: int) -> dict[str, int]:
+    """Constants and warps of the kernel for rows of so many columns: one for each power of two.
 
-    For the published model, 8,192 integers, that is 16 warps of 83 registers. Half as
-    many warps take 162: either way one program fills an SM, and more warps wait less.
+    Raises ValueError where a program would have to hold more integers than there is room for.
     """
-    return max(4, min(16, integers // 512))
+    runs = triton.next_power_of_2(triton.cdiv(max(columns, _FEWEST_COLUMNS), RUN))
+    held = min(runs, triton.next_power_of_2(budget))
+    integers = max(runs if runs > held else 0, held * RUN)
+    if integers > _MOST_IN_REGISTERS:
+        raise ValueError(
+            f"a budget of {budget} groups of {columns} needs {integers} integers in registers, there is room for "
+            f"{_MOST_IN_REGISTERS}: lower --max-model-len or the checkpoint's indexer_budget"
+        )
+    return {
+        "RUNS": runs,
+        "HELD": held,
+        "num_warps": min(16, max(1, integers // (32 * _IN_A_THREAD))),
+    }
 
 
 def _select_chunks(
@@ -118,25 +119,20 @@ def _select_chunks(
     """Score and select, as many rows at once as the work space holds."""
     rows, budget = block_indices.shape
     all_columns = page_table.shape[1] * k_cache.shape[1]
-    run = run_length(budget)
-    # Not of this step's columns: a kernel for every length would be compiled as prompts grow.
-    runs = triton.next_power_of_2(triton.cdiv(all_columns, run))
-    held = max(runs, triton.next_power_of_2(budget) * run)
-    if held > _MOST_IN_REGISTERS:
-        raise ValueError(
-            f"a budget of {budget} groups of {all_columns} needs {held} integers in registers, there is room for "
-            f"{_MOST_IN_REGISTERS}: lower --max-model-len or the checkpoint's indexer_budget"
-        )
+    # What does not fit is refused by the first step, not by the first prompt that is long enough.
+    _shape(all_columns, budget)
+    columns = min(columns, all_columns)
+    shape = _shape(columns, budget)
     # Whole tiles, and strides that are multiples of 16 at any length: no second kernel for others.
-    whole = max(BLOCK_N, 16 * run)
-    columns = triton.cdiv(min(columns, all_columns), whole) * whole
-    per_row = columns + columns // run
+    whole = max(BLOCK_N, 16 * RUN)
+    columns = triton.cdiv(columns, whole) * whole
+    per_row = columns + columns // RUN
     space = indexer_workspace(q.device, 4 * per_row)
     step = min(rows, space.numel() // per_row)
     for first in range(0, rows, step):
         count = min(step, rows - first)
         keys = space[: count * columns].view(count, columns)
-        tops = space[count * columns : count * per_row].view(count, columns // run)
+        tops = space[count * columns : count * per_row].view(count, columns // RUN)
         score_groups(
             q, k_cache, page_table, query_start_loc, query_len, max_query_len, visible, budget, first, keys, tops
         )
@@ -149,10 +145,9 @@ def _select_chunks(
             keys.stride(0),
             tops.stride(0),
             chosen.stride(0),
-            RUN=run,
+            RUN=RUN,
             BUDGET=budget,
-            RUNS=runs,
-            num_warps=_warps(held),
+            **shape,
         )
 
 
@@ -218,8 +213,14 @@ def warm_up(
         out = torch.empty(length, token_topk // compress_ratio, dtype=torch.int32, device=q.device)
         qsa_select_paged_decode(q, k_cache, pages, visible, token_topk, compress_ratio, length, out)
     starts = torch.tensor([0, query_len], dtype=torch.int32, device=q.device)
-    qsa_select_paged_prefill(q, k_cache, pages, starts, visible, token_topk, compress_ratio, query_len, out, 1)
-    return [f"decode of {length}" for length in range(1, query_len + 1)] + ["prefill"]
+    columns = page_table.shape[1] * k_cache.shape[1]
+    lengths = [columns]
+    while lengths[-1] > _FEWEST_COLUMNS:
+        lengths.append(triton.next_power_of_2(lengths[-1]) // 2)
+    for groups in lengths:
+        tokens = groups * compress_ratio
+        qsa_select_paged_prefill(q, k_cache, pages, starts, visible, token_topk, compress_ratio, query_len, out, tokens)
+    return [f"decode of {length}" for length in range(1, query_len + 1)] + [f"prefill of {n} groups" for n in lengths]
 
 
 __all__ = ["qsa_select_paged_decode", "qsa_select_paged_prefill", "warm_up"]
