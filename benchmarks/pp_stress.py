@@ -2,11 +2,12 @@
 
     python benchmarks/pp_stress.py MODEL OUT SECONDS [--seed N] [--reference FILE] [--near-tie NATS]
 
-One GPU first answers a pool of prompts alone, one stage, eager, unless FILE has the answers of such a run on the same
-kind of GPU.  Then two GPUs serve them as two stages with graphs for SECONDS, to one to eight users at once whose number
-changes every ten seconds.  A fifth of the requests is aborted somewhere.  Tokens are compared up to the first choice that
-rounding may turn; aborted answers as far as they came.  OUT is written every half minute, so that a run which is cut off
-still says how far it came.  MODEL is what `benchmarks/gpu_parity.py prepare` writes.
+One GPU first answers a pool of prompts alone, one stage, eager, each under four cuts of the prompt (one_stage.py), unless
+FILE has the answers of such a run on the same kind of GPU.  Then two GPUs serve them as two stages with graphs for
+SECONDS, to one to eight users at once whose number changes every ten seconds.  A fifth of the requests is aborted
+somewhere.  Tokens are compared up to the first choice that rounding may turn; aborted answers as far as they came.  OUT
+is written every half minute, so that a run which is cut off still says how far it came.  MODEL is what
+`benchmarks/gpu_parity.py prepare` writes.
 """
 
 from __future__ import annotations
@@ -21,11 +22,25 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks import one_stage  # noqa: E402
+
 POOL, MOST_USERS, CHANGE_SECONDS, ABORTED = 48, 8, 10.0, 0.2
 WRITE_SECONDS = 30.0
 #: A choice closer than this (natural log) may turn with the batch that it is computed in.  On a CPU log-probabilities of
 #: bfloat16 move by up to 0.24 (tests/e2e), two of them against each other by twice that: say `--near-tie 0.5` there.
 NEAR_TIE = 0.25
+ENGINE = {
+    "max_model_len": 4096,
+    "max_num_seqs": MOST_USERS,
+    "max_num_batched_tokens": one_stage.WHOLE,
+    "kv_cache_memory_bytes": 1 << 30,
+    # What a start asks to be free: the GPUs may be shared with another run.
+    "gpu_memory_utilization": 0.1,
+    "skip_tokenizer_init": True,
+    "attention_config": {"flash_attn_version": 2},
+    "engram_config": {"host_file_gather": True},
+}
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8]}
 
 
@@ -36,67 +51,36 @@ def pool() -> list[dict]:
     return [{"prompt": [dice.randint(16, 495) for _ in range(n)], "length": dice.randint(8, 96)} for n in lengths]
 
 
-def engine(model: str, stages: int, **arguments):
-    from vllm import LLM
-
-    return LLM(
-        model,
-        pipeline_parallel_size=stages,
-        max_model_len=4096,
-        max_num_seqs=MOST_USERS,
-        max_num_batched_tokens=512,
-        kv_cache_memory_bytes=1 << 30,
-        # What a start asks to be free: the GPUs may be shared with another run.
-        gpu_memory_utilization=0.1,
-        skip_tokenizer_init=True,
-        attention_config={"flash_attn_version": 2},
-        engram_config={"host_file_gather": True},
-        **arguments,
-    ).llm_engine
-
-
-def ask(llm, name: str, job: dict, logprobs: int | None = None) -> None:
+def ask(llm, name: str, job: dict) -> None:
     from vllm import SamplingParams
 
-    params = SamplingParams(
-        temperature=0, max_tokens=job["length"], ignore_eos=True, detokenize=False, logprobs=logprobs
-    )
+    params = SamplingParams(temperature=0, max_tokens=job["length"], ignore_eos=True, detokenize=False)
     llm.add_request(name, {"prompt_token_ids": job["prompt"]}, params)
 
 
 def reference(model: str, out: Path) -> None:
-    """Each prompt alone: its tokens, and by how much each was ahead of the next best."""
-    llm = engine(model, 1, enforce_eager=True)
-    answers = []
-    for number, job in enumerate(pool()):
-        ask(llm, str(number), job, logprobs=2)
-        final = None
-        while llm.has_unfinished_requests():
-            final = llm.step()[0]
-        answer = final.outputs[0]
-        gaps = []
-        for choices in answer.logprobs:
-            best = sorted((choice.logprob for choice in choices.values()), reverse=True)
-            gaps.append(round(best[0] - best[1], 3))
-        answers.append({"tokens": list(answer.token_ids), "gaps": gaps})
-    out.write_text(json.dumps(answers))
+    """Each prompt alone on one stage."""
+    llm = one_stage.engine(model, **ENGINE)
+    out.write_text(json.dumps(one_stage.reference(llm, pool())))
 
 
-def decided(answer: dict, near_tie: float) -> int:
-    """Tokens before the first choice that was closer."""
-    return next((i for i, gap in enumerate(answer["gaps"]) if gap < near_tie), len(answer["gaps"]))
+def usable(answers: Path) -> bool:
+    """Whether the file has this pool's answers, under several cuts."""
+    return answers.exists() and all("cuts" in answer for answer in json.loads(answers.read_text()))
 
 
 def stress(model: str, answers: list[dict], seconds: float, seed: int, near_tie: float) -> Iterator[dict]:
     """What was seen so far, every WRITE_SECONDS and at the end."""
-    llm = engine(model, 2, compilation_config=GRAPHS)
+    from vllm import LLM
+
+    llm = LLM(model, pipeline_parallel_size=2, compilation_config=GRAPHS, **ENGINE).llm_engine
     jobs, dice = pool(), random.Random(seed)
     running: dict[str, tuple[int, int | None]] = {}  # request -> its job, and after how many tokens to abort it
     counts, users_seen = Counter(), Counter()
     # (job, position of the first other token, by how much it was ahead) -> requests. A choice that rounding turned comes
     # back at one position of one job; tokens that got lost would be anywhere.
     wrong: Counter[tuple[int, int, float]] = Counter()
-    certain = [decided(answer, near_tie) for answer in answers]
+    certain = [one_stage.decided(answer, near_tie) for answer in answers]
     users, started, changed, written, number = 1, time.time(), time.time(), time.time(), 0
 
     def so_far() -> dict:
@@ -160,12 +144,12 @@ def main() -> int:
     if asked.only_reference:
         reference(asked.model, answers)
         return 0
-    if not answers.exists():
+    if not usable(answers):
         # In a process of its own, so that its GPU memory is free again.
         again = [asked.model, str(asked.out), "0", "--reference", str(answers), "--only-reference"]
         subprocess.run([sys.executable, __file__, *again], check=True)
     wanted = json.loads(answers.read_text())
-    whole = sum(decided(answer, asked.near_tie) == len(answer["tokens"]) for answer in wanted)
+    whole = sum(one_stage.decided(answer, asked.near_tie) == len(answer["tokens"]) for answer in wanted)
     result = {}
     for result in stress(asked.model, wanted, asked.seconds, asked.seed, asked.near_tie):
         result["near tie"] = asked.near_tie
