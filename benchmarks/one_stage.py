@@ -8,7 +8,8 @@ load the scheduler cuts wherever there is room, so an answer is decided only as 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 #: Tokens of a chunk at most.  The first is what a prompt alone gets, the others end inside of 64 tokens.
 WHOLE, CUTS = 512, (300, 97, 23)
@@ -49,11 +50,18 @@ def answer(llm, job: dict, step_sizes: Callable[[], int]) -> dict:
 def reference(llm, jobs: list[dict]) -> list[dict]:
     """For each job the answer to the prompt in chunks of WHOLE, and under `cuts` those in smaller ones."""
 
-    def under(size: int) -> list[dict]:
+    def in_chunks(size: int) -> list[dict]:
         return [answer(llm, job, lambda: size) for job in jobs]
 
-    whole, others = under(WHOLE), [under(size) for size in CUTS]
+    whole, others = in_chunks(WHOLE), [in_chunks(size) for size in CUTS]
     return [found | {"cuts": dict(zip(map(str, CUTS), cut))} for found, *cut in zip(whole, *others)]
+
+
+def under(llm, job: dict, cuts: Sequence[int]) -> list[int]:
+    """Tokens for a prompt whose chunks begin at 0 and at `cuts`."""
+    edges = [0, *cuts, len(job["prompt"])]
+    sizes = (end - start for start, end in pairwise(edges))
+    return answer(llm, job, lambda: next(sizes, WHOLE))["tokens"]
 
 
 def decided(answer: dict, near_tie: float) -> int:
