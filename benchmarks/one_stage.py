@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 #: Tokens of a chunk at most.  The first is what a prompt alone gets, the others end inside of 64 tokens.
 WHOLE, CUTS = 512, (300, 97, 23)
@@ -23,13 +22,13 @@ def engine(model: str, **arguments):
     return LLM(model, enforce_eager=True, enable_prefix_caching=False, **arguments).llm_engine
 
 
-def answer(llm, job: dict, step_sizes: Callable[[], int]) -> dict:
+def answer(llm, job: dict, size_at: Callable[[int], int]) -> dict:
     """Greedy tokens for `job`, and by how many nats each was ahead of the next best.
 
     Args:
         llm: of `engine`, idle
         job: `prompt` (token ids) and `length` (tokens to answer)
-        step_sizes: called before every step; tokens that it may compute, at most WHOLE
+        size_at: tokens that a step may compute, at most WHOLE, from how many lie behind it
     """
     from vllm import SamplingParams
 
@@ -38,7 +37,8 @@ def answer(llm, job: dict, step_sizes: Callable[[], int]) -> dict:
     llm.add_request("alone", {"prompt_token_ids": job["prompt"]}, params)
     final = None
     while llm.has_unfinished_requests():
-        scheduler.max_num_scheduled_tokens = step_sizes()
+        done = next((request.num_computed_tokens for request in scheduler.requests.values()), 0)
+        scheduler.max_num_scheduled_tokens = size_at(done)
         final = next(iter(llm.step()), final)
     gaps = []
     for choices in final.outputs[0].logprobs:
@@ -51,7 +51,7 @@ def reference(llm, jobs: list[dict]) -> list[dict]:
     """For each job the answer to the prompt in chunks of WHOLE, and under `cuts` those in smaller ones."""
 
     def in_chunks(size: int) -> list[dict]:
-        return [answer(llm, job, lambda: size) for job in jobs]
+        return [answer(llm, job, lambda _: size) for job in jobs]
 
     whole, others = in_chunks(WHOLE), [in_chunks(size) for size in CUTS]
     return [found | {"cuts": dict(zip(map(str, CUTS), cut))} for found, *cut in zip(whole, *others)]
@@ -59,9 +59,8 @@ def reference(llm, jobs: list[dict]) -> list[dict]:
 
 def under(llm, job: dict, cuts: Sequence[int]) -> list[int]:
     """Tokens for a prompt whose chunks begin at 0 and at `cuts`."""
-    edges = [0, *cuts, len(job["prompt"])]
-    sizes = (end - start for start, end in pairwise(edges))
-    return answer(llm, job, lambda: next(sizes, WHOLE))["tokens"]
+    ends = [*cuts, len(job["prompt"])]
+    return answer(llm, job, lambda done: next((end - done for end in ends if end > done), WHOLE))["tokens"]
 
 
 def decided(answer: dict, near_tie: float) -> int:
