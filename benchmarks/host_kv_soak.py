@@ -49,6 +49,8 @@ def start(model: str, stages: int, offload: bool):
         kv_cache_memory_bytes=64 << 20,
         num_gpu_blocks_override=48,
         skip_tokenizer_init=True,
+        # At low priority, beside other work, a stage may wait for its turn for longer than a server would.
+        watchdog_config={"silence_limit": 300},
         qsa_config={"kv_offload": True, "arena_bytes": ARENA} if offload else None,
     ).llm_engine
 

@@ -7,7 +7,9 @@ from fractions import Fraction
 from types import SimpleNamespace
 from unittest import mock
 
-from tests.pipeline_parallel.geometry import GDN_PAGE, Sizes, layer_specs, text_config
+from transformers import Qwen4ExpTextConfig
+
+from tests.pipeline_parallel.geometry import Sizes, gdn_spec, layer_specs, text_config
 from tests.pipeline_parallel.planner import engine_config
 from vllm import envs
 from vllm.config.qsa import QSAConfig
@@ -37,6 +39,12 @@ def engine(stages: int, context: int | None = None, max_gib: float | None = None
     return config
 
 
+def of_a_rank(ranks: int) -> Qwen4ExpTextConfig:
+    """The published model as one of so many tensor-parallel ranks has it; a head is never divided."""
+    heads = {"num_key_value_heads": 2, "linear_num_key_heads": 16, "linear_num_value_heads": 48}
+    return text_config(**{name: max(1, number // ranks) for name, number in heads.items()})
+
+
 def stage_specs(config: SimpleNamespace, layers: range, block: int) -> dict[str, KVCacheSpec]:
     """Cache specs of one stage by layer name, as its worker reports them."""
     sizes = Sizes(block=block, padded_page=None)
@@ -64,21 +72,27 @@ def machine(partition: str | None = None, host: int = 1 << 50):
 class HostPlan:
     """The planner's result: block size, what each worker reports, and its cache config.
 
-    `memory` is each worker's for its KV cache, in bytes.
+    `memory` is each worker's for its KV cache, in bytes; `ranks` are the tensor-parallel ones of each stage, whose
+    workers follow one another.
     """
 
-    def __init__(self, stages: int, memory: int, partition: str | None = None, **limits) -> None:
+    def __init__(self, stages: int, memory: int, partition: str | None = None, ranks: int = 1, **limits) -> None:
         host = limits.pop("host", 1 << 50)
         with machine(partition, host):
             self.engine = engine(stages, **limits)
+            self.engine.parallel_config.tensor_parallel_size = ranks
+            self.engine.model_config.hf_text_config = of_a_rank(ranks)
             self.stages = plan_stages(self.engine.model_config.hf_text_config, stages)
             most = max(len(stage.qsa_layers) for stage in self.stages)
             # The engine core plans before it hears of the block size that its workers chose.
-            self.block = filling_block(GDN_PAGE, most, KEY_BYTES, 16)
+            self.state = gdn_spec(self.engine.model_config.hf_text_config, Sizes(padded_page=None)).page_size_bytes
+            self.block = filling_block(self.state, most, KEY_BYTES, 16)
             register_all_kvcache_specs(self.engine)
-            self.specs = [stage_specs(self.engine, stage.layers, self.block) for stage in self.stages]
+            self.specs = [
+                stage_specs(self.engine, stage.layers, self.block) for stage in self.stages for _ in range(ranks)
+            ]
             self.groups = get_global_kv_cache_groups(self.engine, self.specs)
-            self.workers = get_kv_cache_configs(self.engine, self.specs, [memory] * stages, self.groups)
+            self.workers = get_kv_cache_configs(self.engine, self.specs, [memory] * len(self.specs), self.groups)
 
     @property
     def blocks(self) -> int:

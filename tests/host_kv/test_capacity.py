@@ -93,3 +93,29 @@ def test_every_worker_allocates_as_many_blocks():
     # 2048 bytes a token and layer.
     for index, stage in enumerate(plan.stages):
         assert plan.host_bytes(index) == plan.blocks * plan.block * 2048 * len(stage.qsa_layers)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "block", "tokens"), [(1, 12_528, 1_365_552), (2, 6_272, 1_467_648), (4, 3_136, 1_514_688)]
+)
+def test_tensor_parallel_ranks_at_400_mb(ranks, block, tokens):
+    """States divide, pooled keys do not: smaller blocks, hardly more tokens, on as many times the cards.
+
+    A head of K/V is never divided, so beyond two ranks each keeps what another has, too.
+    """
+    plan, alone = HostPlan(3, 400 * MB, ranks=ranks), HostPlan(3, 400 * MB)
+    assert (plan.block, plan.tokens) == (block, tokens)
+    assert len(plan.workers) == 3 * ranks and {worker.num_blocks for worker in plan.workers} == {plan.blocks}
+    per_token = sum(plan.host_bytes(worker) for worker in range(3 * ranks)) / (plan.blocks * plan.block)
+    assert per_token == 12 * 2048 * max(1, ranks // 2)
+    assert sum(alone.host_bytes(worker) for worker in range(3)) / (alone.blocks * alone.block) == 12 * 2048
+
+
+def test_host_memory_is_that_of_all_ranks():
+    """8 GiB for six workers: as many tokens as for three, because each keeps half of the heads."""
+    limits = dict(max_gib=8.0, context=65_536)
+    one, two = HostPlan(3, 400 * MB, **limits), HostPlan(3, 400 * MB, ranks=2, **limits)
+    for plan in (one, two):
+        whole = sum(plan.host_bytes(worker) for worker in range(len(plan.workers)))
+        assert 8 * (1 << 30) - plan.block * 12 * 2048 < whole <= 8 * (1 << 30)
+    assert abs(one.blocks * one.block - two.blocks * two.block) < one.block

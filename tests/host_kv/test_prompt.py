@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vllm.forward_context import override_forward_context
+from vllm.models.qwen4_exp.compact_kv.impl import PagedQSA
 from vllm.models.qwen4_exp.qsa.formats import BF16, INT8, KVFormat, views
 from vllm.models.qwen4_exp.qsa.host_kv.arena import Arena
 from vllm.models.qwen4_exp.qsa.host_kv.impl import HostKVImpl
@@ -64,7 +66,7 @@ class Batch:
                 tokens += range(whole * RATIO, position + 1)
                 selected.append(tokens + [-1] * (BUDGET + RATIO - 1 - len(tokens)) + [len(tokens)])
                 owners.append(request)
-        self.contexts = sum(contexts)
+        self.lengths, self.contexts = contexts, sum(contexts)
         self.selected = torch.tensor(selected, dtype=torch.int32)
         self.token_to_req = torch.tensor(owners, dtype=torch.int32)
         self.q = torch.randn(len(owners), HEADS, WIDTH, generator=generator).bfloat16()
@@ -140,29 +142,93 @@ def test_the_kernels_take_sections_as_the_reference_does(monkeypatch):
     torch.testing.assert_close(result.float(), expected.float(), atol=2**-7, rtol=2**-6)
 
 
-def test_prompts_go_over_sections_and_single_tokens_do_not():
+class Layer:
+    """A sparse layer and its implementation over rows in host memory, as a step of some rows of a batch calls it."""
+
+    def __init__(self, batch: Batch, attend, arena_bytes: int) -> None:
+        inner = PagedQSA()
+        inner.head_size, inner.form, inner.attend = WIDTH, batch.form, attend
+        inner.warm_up = lambda *args, **keywords: "warm"
+        self.batch, self.impl = batch, HostKVImpl(inner, batch.form, RATIO, arena_bytes)
+        self.indexer = SimpleNamespace(raw_key_cache=SimpleNamespace(prefix="side"))
+
+    def step(self, rows: list[int], decodes: int, padding: int = 3) -> torch.Tensor:
+        """``[rows, heads, width]``, of which the first ``decodes`` are requests with one token."""
+        batch = self.batch
+        pad = (0, 0, 0, 0, 0, padding)
+        q, gate = (torch.nn.functional.pad(x[rows].view(len(rows), HEADS, WIDTH), pad) for x in (batch.q, batch.gate))
+        self.topk_indices_buffer = batch.selected[rows]
+        metadata = SimpleNamespace(
+            num_actual_tokens=len(rows), block_table=batch.block_table, seq_lens=torch.tensor(batch.lengths),
+            max_seq_len=max(batch.lengths),
+        )  # fmt: skip
+        output = torch.full_like(q, torch.nan)
+        owners = batch.token_to_req[rows]
+        with override_forward_context(
+            SimpleNamespace(attn_metadata={"side": SimpleNamespace(num_decode_tokens=decodes)})
+        ):
+            self.impl.forward_qsa(
+                self, q, None, None, batch.kv_cache, metadata, output, owners, decodes < len(rows), gate
+            )
+        assert output[len(rows) :].abs().max() == 0
+        return output[: len(rows)]
+
+
+def test_prompts_go_over_sections_and_single_tokens_do_not(monkeypatch):
     """Single tokens read rows where they are, which a captured graph can; longer parts go through the arena."""
-    asked = []
-    inner = SimpleNamespace(
-        forward_qsa=lambda *args: asked.append(args), head_size=WIDTH, warm_up=lambda *a, **k: "warm"
-    )
-    batch = Batch([64, 40], [8, 1])
-    impl = HostKVImpl(inner, BF16, RATIO, 8 * GROUP_BYTES)
-    tokens = len(batch.q)
-    layer = SimpleNamespace(topk_indices_buffer=batch.selected)
-    metadata = SimpleNamespace(
-        num_actual_tokens=tokens, block_table=batch.block_table, seq_lens=torch.tensor([64, 40]), max_seq_len=64
-    )
-    padded = [torch.nn.functional.pad(x, (0, 0) * (x.ndim - 1) + (0, 3)) for x in (batch.q, batch.gate)]
-    output = torch.full_like(padded[0], torch.nan)
-    arguments = (layer, padded[0], None, None, batch.kv_cache, metadata, output, batch.token_to_req)
-    impl.forward_qsa(*arguments, True, padded[1])
-    torch.testing.assert_close(output[:tokens].float(), batch.in_place().float(), atol=2**-8, rtol=2**-7)
-    assert output[tokens:].abs().max() == 0 and not asked
-    impl.forward_qsa(*arguments, False, padded[1])
-    assert len(asked) == 1
+    from vllm.models.qwen4_exp.qsa.host_kv import impl
+
+    in_place, over_sections = [], []
+
+    def attend(q, *args, **keywords):
+        in_place.append((len(q), keywords["prefill"]))
+        return sparse_paged_attention(q, *args, **keywords)
+
+    def sections(q, *args, **keywords):
+        over_sections.append(len(q))
+        return prompt_attention(q, *args, **keywords)
+
+    monkeypatch.setattr(impl, "prompt_attention", sections)
+    batch = Batch([40, 51, 64], [1, 1, 8])
+    layer = Layer(batch, attend, 8 * GROUP_BYTES)
+    mixed = layer.step(list(range(10)), decodes=2)
+    torch.testing.assert_close(mixed.float(), batch.in_place().float(), atol=2**-8, rtol=2**-7)
+    assert (in_place, over_sections) == ([(2, False)], [8])
+    layer.step([0, 1], decodes=2)
+    assert (in_place, over_sections) == ([(2, False)] * 2, [8])
+    layer.step(list(range(2, 10)), decodes=0)
+    assert (in_place, over_sections) == ([(2, False)] * 2, [8, 8])
     shape = {"num_query_heads": HEADS, "selection_width": batch.selected.shape[1] - 1}
-    assert impl.warm_up(batch.kv_cache, batch.block_table, **shape) == "warm"
+    assert layer.impl.warm_up(batch.kv_cache, batch.block_table, **shape) == "warm"
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Sections by the kernels, as on a GPU; gives the attention kernel for rows in place."""
+    from vllm.models.qwen4_exp.qsa import attention, sections
+    from vllm.models.qwen4_exp.qsa.host_kv import prompt
+
+    def attend(state, q, rows, numbers, columns, table, zeros, k_scale):
+        scales = {"key_scales": rows.key_scales, "value_scales": rows.value_scales, "k_scale": k_scale}
+        sections.attend_section(state, q, rows.keys, rows.values, numbers, columns, table, zeros, **scales)
+
+    def finish(state, out, output_gate, v_scale):
+        return sections.finish(state, out, output_gate=output_gate, v_scale=v_scale)
+
+    monkeypatch.setattr(prompt, "attend", attend)
+    monkeypatch.setattr(prompt, "finish", finish)
+    return attention.sparse_paged_attention
+
+
+@pytest.mark.parametrize("form", [BF16, INT8], ids=lambda form: form.name)
+def test_a_decoding_request_has_the_same_bits_whoever_else_is_in_the_step(interpreted, form):
+    """Alone, beside another, beside prompts of any length, and at any number of padding rows."""
+    batch = Batch([60, 37, 21], [1, 1, 2], seed=8, form=form)
+    layer = Layer(batch, interpreted, 8 * GROUP_BYTES)
+    alone = layer.step([0], decodes=1)
+    for some, decodes, padding in (([0, 1], 2, 1), ([0, 2, 3], 1, 3), ([1, 0, 2, 3], 2, 5)):
+        found = layer.step(some, decodes, padding)[some.index(0)]
+        assert torch.equal(found, alone[0]), f"beside some {some}"
 
 
 def test_every_needed_row_crosses_once(batch, monkeypatch):

@@ -1,21 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """What writes rows and attends where they are in host memory: the layer's own, but for prompts."""
 
+from copy import copy
 from typing import Any
 
 import torch
+
+from vllm.forward_context import get_forward_context
 
 from ..formats import FP8, KVFormat
 from .arena import arena_on
 from .prompt import prompt_attention
 
 
+def decode_rows(layer: Any) -> int:
+    """How many rows of this step, the first ones, are of requests that bring one token each.
+
+    The runner puts such requests in front, and the indexer's metadata has counted them on the host.
+    """
+    metadata = get_forward_context().attn_metadata
+    step = metadata[0] if isinstance(metadata, list) else metadata
+    return step[layer.indexer.raw_key_cache.prefix].num_decode_tokens
+
+
 class HostKVImpl:
     """Wraps the implementation that a sparse layer was built with.
 
-    Writing rows, and steps in which every request brings a token or a few, are the wrapped
-    one's: it reads selected rows straight from host memory, through addresses that a captured
-    graph may keep. Steps with longer parts of prompts go over sections.
+    Writing rows, and requests that bring a token each, are the wrapped one's: it reads selected
+    rows straight from host memory, through addresses that a captured graph may keep. Longer parts
+    of prompts go over sections. A step may hold both; a decoding request is then computed as in a
+    step of its own, so that who else is there changes no bit of it.
     """
 
     def __init__(self, inner: Any, form: KVFormat, ratio: int, arena_bytes: int) -> None:
@@ -31,23 +45,28 @@ class HostKVImpl:
     ) -> torch.Tensor:
         """Attend from ``query`` to what ``layer.topk_indices_buffer`` selects; see the wrapped class."""
         tokens = attn_metadata.num_actual_tokens
+        rest = (layer, query, key, value, kv_cache)
         if not use_prefill_config or not tokens:
-            return self._inner.forward_qsa(
-                layer, query, key, value, kv_cache, attn_metadata, output, token_to_req, use_prefill_config, output_gate
-            )
+            return self._inner.forward_qsa(*rest, attn_metadata, output, token_to_req, use_prefill_config, output_gate)
         output[tokens:] = 0
+        decodes = decode_rows(layer)
+        if decodes:
+            some = copy(attn_metadata)
+            some.num_actual_tokens = decodes
+            self._inner.forward_qsa(*rest, some, output[:decodes], token_to_req, False, output_gate)
+        prompts = slice(decodes, tokens)
         prompt_attention(
-            query[:tokens],
+            query[prompts],
             kv_cache,
             self._form,
-            layer.topk_indices_buffer[:tokens],
+            layer.topk_indices_buffer[prompts],
             attn_metadata.block_table,
-            token_to_req[:tokens],
+            token_to_req[prompts],
             self._ratio,
             attn_metadata.seq_lens.shape[0] * attn_metadata.max_seq_len,
             arena_on(query.device, self._arena_bytes),
-            output[:tokens],
-            output_gate=output_gate[:tokens],
+            output[prompts],
+            output_gate=output_gate[prompts],
             k_scale=layer._k_scale_float if self._form is FP8 else 1.0,
             v_scale=layer._v_scale_float if self._form is FP8 else 1.0,
         )
