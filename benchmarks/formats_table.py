@@ -88,7 +88,9 @@ def _card(record: dict) -> str:
     copy = f", {rate / 1e9:.0f} GB/s in a copy" if rate else ""
     text = (
         f"Measured on {where.get('gpus', where['cpu'])}, kernels of compute capability {capability}{copy} "
-        f"({record['upstream']}, commit {record['commit']}).\n\n{table(head, rows)}"
+        f"({record['upstream']}, commit {record['commit']})"
+        + (f", beside {where['beside']}" if "beside" in where else "")
+        + f".\n\n{table(head, rows)}"
     )
     if refused:
         left = "; ".join(f"{module} in {said}: {', '.join(names)}" for (said, module), names in refused.items())

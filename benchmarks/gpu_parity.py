@@ -93,6 +93,7 @@ def run(folder: Path, out: Path, word: str = "") -> int:
     import torch
 
     gpus = torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
     wanted = json.loads((folder / "reference.json").read_text())
     device = f"{gpus} x {torch.cuda.get_device_name(0)}"
     chosen = {name: case for name, case in CASES.items() if word in name}
@@ -101,7 +102,7 @@ def run(folder: Path, out: Path, word: str = "") -> int:
         runs = {}
         for number, (name, case) in enumerate(chosen.items()):
             if case[0] <= gpus:
-                runs[pool.submit(_one, folder, number % gpus, *case)] = name
+                runs[pool.submit(_one, folder, visible[number % gpus], *case)] = name
         for done in as_completed(runs):
             rows.append({"case": runs[done], **compared(done.result(), wanted, CASES[runs[done]][2])})
             print(json.dumps(rows[-1]), flush=True)
@@ -123,12 +124,12 @@ def compared(row: dict, wanted: dict, arguments: dict) -> dict:
     }  # fmt: skip
 
 
-def _one(folder: Path, first_gpu: int, stages: int, partition: str | None, arguments: dict) -> dict:
+def _one(folder: Path, gpu: str, stages: int, partition: str | None, arguments: dict) -> dict:
     job = {"model": str(folder / "model"), "pipeline_parallel_size": stages, **arguments}
     env = os.environ | ({"VLLM_PP_LAYER_PARTITION": partition} if partition else {})
     if stages == 1:
         # One process: imports are most of a case.
-        env |= {"CUDA_VISIBLE_DEVICES": str(first_gpu), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        env |= {"CUDA_VISIBLE_DEVICES": gpu, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     with tempfile.TemporaryDirectory() as scratch:
         result, start = Path(scratch) / "result", time.time()
         with open(Path(scratch) / "log", "w+") as log:

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--backends", default=",".join(BACKENDS), help="comma-separated")
     parser.add_argument("--seconds", type=float, default=420, help="start no further layer after this long")
     parser.add_argument("--commit", help="what was measured, where there is no git to ask")
-    parser.add_argument("--join", type=Path, nargs="+", help="records of parts, the one to believe first")
+    parser.add_argument("--join", nargs="+", help="records of parts, the one to believe first")
     args = parser.parse_args(argv)
     if args.join:
         return join(args.join, args.out)
@@ -90,12 +90,17 @@ def ended(out: Path, samples: list[dict], claims: list[record.Claim]) -> int:
     return 0 if all(claim.holds for claim in claims) else 1
 
 
-def join(parts: list[Path], out: Path) -> int:
+def join(parts: list[str], out: Path) -> int:
     """Rows of all parts, each case, backend and kernel from the first part that measured it.
 
     Raises SystemExit: the parts are of different cards or bases.
     """
-    found = [record.read(part) for part in parts]
+    found = []
+    for part in parts:
+        path, _, backend = part.partition(":")
+        found.append(record.read(Path(path)))
+        if backend:
+            found[-1]["samples"] = [row for row in found[-1]["samples"] if row["backend"] == backend]
     for key in ("upstream", "hardware"):
         kinds = {str(part[key] if key == "upstream" else part[key].get("gpus")) for part in found}
         if len(kinds) > 1:

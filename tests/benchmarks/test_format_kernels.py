@@ -1,6 +1,7 @@
 """The GPU measurement's code, on the CPU and on a twentieth of the widths: everything but the kernels is the same."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -66,22 +67,24 @@ def test_parts_are_joined_and_what_one_part_measured_is_no_error(tmp_path):
 
     row = {"module": "experts", "format": "gptq INT4 g32", "backend": "auto"}
     other = {"module": "lm_head", "format": "gptq INT4 g32", "backend": "humming"}
+    third = {"module": "experts", "format": "gptq INT4 g32", "backend": "humming", "error": "not installed"}
     settings = {"command": "x"}
     parts = {
         "a": [row | {"kernel": "K", "tokens": 1, "relative": 0.001}, other | {"error": "not run"}],
-        "b": [row | {"error": "no kernel"}, row | {"kernel": "K", "tokens": 1, "relative": 0.5}],
+        "b": [row | {"error": "no kernel"}, row | {"kernel": "K", "tokens": 1, "relative": 0.5}, third],
         "c": [other | {"kernel": "H", "tokens": 8, "relative": 0.002}],
     }
     paths = []
     for name, samples in parts.items():
-        paths.append(tmp_path / f"formats-{name}.json")
-        record.write(paths[-1], settings, samples, [], "1 x card", measured=name)
+        paths.append(f"{tmp_path}/formats-{name}.json")
+        record.write(Path(paths[-1]), settings, samples, [], "1 x card", measured=name)
+    paths[1] += ":auto"
     assert join(paths, tmp_path / "formats-all.json") == 0
     made = record.read(tmp_path / "formats-all.json")
     assert [(s["module"], s["relative"], s["commit"]) for s in made["samples"]] == [
         ("experts", 0.001, "a"),
         ("lm_head", 0.002, "c"),
     ]
-    record.write(paths[1], settings, [], [], "1 x another card", measured="b")
+    record.write(Path(paths[0]), settings, [], [], "1 x another card", measured="b")
     with pytest.raises(SystemExit, match="different hardware"):
         join(paths, tmp_path / "formats-all.json")
