@@ -7,6 +7,10 @@ from demo.checkpoint.geometry import Geometry, geometry
 SHAPES: dict[str, Geometry] = {
     "ple-early": geometry("tiny", num_hidden_layers=12, ple_layer_ids=(2,)),
     "ple-late": geometry("tiny", num_hidden_layers=12, ple_layer_ids=(6,)),
+    # Heads that two tensor-parallel ranks can share, and experts as wide as the CPU's kernels take them in halves.
+    "two-ranks": geometry(
+        "tiny", overrides=dict(linear_num_key_heads=2, linear_num_value_heads=4, moe_intermediate_size=64)
+    ),
 }
 
 #: Facts that the cuts are chosen by, and where each comes from.

@@ -90,3 +90,24 @@ def test_a_request_was_preempted_and_resumed(outcome, engine):
 def test_a_prefix_hit_reads_rows_that_another_request_wrote(outcome, engine):
     (result,) = outcome[AGAIN]
     assert result["cached"] == (4 * engine.block if engine.prefix_caching else 0)
+
+
+def test_tensor_parallel_ranks_keep_their_own_heads(references, run_job, figures):
+    """Two ranks of one stage, each with a K/V head: chunks over sections, beside a request that decodes by then."""
+    model = references("two-ranks")
+    requests = [decisive(model, length, ANSWER, seed=seed) for length, seed in ((333, 21), (40, 22))]
+    asked = [{"prompt": prompt, "length": ANSWER} for prompt, _ in requests]
+    result = run_job(
+        "two-ranks",
+        [asked[1:] + asked[:1]],
+        tensor_parallel_size=2,
+        max_num_batched_tokens=100,
+        # Half of what a token takes, and a seventh of the long prompt: sections on each rank by itself.
+        qsa_config={"kv_offload": True, "arena_bytes": 96 * ROW // 2 + 512},
+        # Ranks that wait for each other keep two cores busy; where more runs beside them, a turn may be long.
+        watchdog_config={"silence_limit": 200},
+    )
+    short, long = result["batches"][0]
+    assert long["chunks"][:3] == [60, 99, 99], "the short one decodes in steps with chunks of the long one"
+    largest = max(check_answer(found, expected) for found, (_, expected) in zip((long, short), requests, strict=True))
+    figures("K/V in host memory, two tensor-parallel ranks", largest, "")

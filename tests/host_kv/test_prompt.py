@@ -228,7 +228,7 @@ def test_a_decoding_request_has_the_same_bits_whoever_else_is_in_the_step(interp
     alone = layer.step([0], decodes=1)
     for some, decodes, padding in (([0, 1], 2, 1), ([0, 2, 3], 1, 3), ([1, 0, 2, 3], 2, 5)):
         found = layer.step(some, decodes, padding)[some.index(0)]
-        assert torch.equal(found, alone[0]), f"beside some {some}"
+        assert torch.equal(found, alone[0]), f"beside rows {some}"
 
 
 def test_every_needed_row_crosses_once(batch, monkeypatch):
