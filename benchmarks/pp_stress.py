@@ -5,10 +5,12 @@
 One GPU first answers a pool of prompts alone, one stage, eager, each under four cuts of the prompt (one_stage.py), unless
 FILE has the answers of such a run on the same kind of GPU.  Then two GPUs serve them as two stages with graphs for
 SECONDS, to one to eight users at once whose number changes every ten seconds.  A fifth of the requests is aborted
-somewhere.  Tokens are compared up to the first choice that rounding may turn; aborted answers as far as they came.  An
-answer that differs is then asked for once more, alone on one stage with its prompt cut where the scheduler had cut it:
-the same tokens explain it.  OUT is written every half minute, so that a run which is cut off still says how far it came.
-MODEL is what `benchmarks/gpu_parity.py prepare` writes.
+somewhere, and half of them may use the prefix cache.
+
+Tokens are compared up to the first choice that rounding may turn; aborted answers as far as they came.  An answer that
+differs is then asked for once more, alone on one stage with its prompt cut where the scheduler had cut it: the same tokens
+explain it.  OUT is written every half minute, so that a run which is cut off still says how far it came.  MODEL is what
+`benchmarks/gpu_parity.py prepare` writes.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import one_stage  # noqa: E402
 
 POOL, MOST_USERS, CHANGE_SECONDS, ABORTED = 48, 8, 10.0, 0.2
+#: Requests whose prompt is computed although the prefix cache has it: else all would be cached after a minute.
+FRESH = 0.5
 WRITE_SECONDS = 30.0
 #: A choice closer than this (natural log) may turn with the batch that it is computed in.  On a CPU log-probabilities of
 #: bfloat16 move by up to 0.24 (tests/e2e), two of them against each other by twice that: say `--near-tie 0.5` there.
@@ -53,11 +57,12 @@ def pool() -> list[dict]:
     return [{"prompt": [dice.randint(16, 495) for _ in range(n)], "length": dice.randint(8, 96)} for n in lengths]
 
 
-def ask(llm, name: str, job: dict) -> None:
+def ask(llm, name: str, job: dict, fresh: bool) -> None:
+    """`fresh`: nothing of the prompt comes from the prefix cache."""
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=job["length"], ignore_eos=True, detokenize=False)
-    llm.add_request(name, {"prompt_token_ids": job["prompt"]}, params)
+    llm.add_request(name, {"prompt_token_ids": job["prompt"]} | ({"cache_salt": name} if fresh else {}), params)
 
 
 def reference(model: str, out: Path) -> None:
@@ -108,7 +113,7 @@ def stress(
         **ENGINE,
     ).llm_engine
     jobs, dice = pool(), random.Random(seed)
-    asked: dict[str, int] = {}
+    asked: dict[str, tuple[int, str | None]] = {}  # request -> its job, and its name where nothing of it is cached
     running: dict[str, tuple[int, int | None]] = {}  # request -> its job, and after how many tokens to abort it
     counts, users_seen = Counter(), Counter()
     # (job, position of the first other token, by how much it was ahead) -> requests. A choice that rounding turned comes
@@ -136,8 +141,9 @@ def stress(
         while len(running) < users and time.time() - started < seconds:
             job, number = dice.randrange(POOL), number + 1
             abort = dice.randint(1, jobs[job]["length"]) if dice.random() < ABORTED else None
-            running[str(number)], asked[str(number)] = (job, abort), job
-            ask(llm, str(number), jobs[job])
+            name, fresh = str(number), dice.random() < FRESH
+            running[name], asked[name] = (job, abort), (job, name if fresh else None)
+            ask(llm, name, jobs[job], fresh)
         users_seen[len(running)] += 1
         if time.time() - written > WRITE_SECONDS:
             written = time.time()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Hashable
 from pathlib import Path
 
 from vllm.v1.core.sched.pipeline import AsyncPipelineScheduler, PipelineScheduler
@@ -51,8 +52,8 @@ class Histories:
     computed it, and which one is not known.
     """
 
-    def __init__(self, path: Path, jobs: dict[str, int]) -> None:
-        """`path` is what the scheduler wrote, `jobs` the prompt of each request by the request's name."""
+    def __init__(self, path: Path, prompts: dict[str, Hashable]) -> None:
+        """`path` is what the scheduler wrote; requests, by name, with equal `prompts` may have them from each other."""
         chunks: dict[str, list[tuple[int, int]]] = {}
         for line in path.read_text().splitlines():
             for name, (start, tokens) in json.loads(line).items():
@@ -62,10 +63,10 @@ class Histories:
                     found.clear()  # preempted, and computed again
                 found.append((start, tokens))
         self._of: dict[str, list[Cuts]] = {}
-        # job -> cuts of a request before, and how far it came
-        earlier: dict[int, list[tuple[Cuts, int]]] = {}
+        # prompt -> cuts of a request before, and how far it came
+        earlier: dict[Hashable, list[tuple[Cuts, int]]] = {}
         for name, found in chunks.items():
-            before = earlier.setdefault(jobs[name], [])
+            before = earlier.setdefault(prompts[name], [])
             cached = found[0][0]
             own = tuple(start for start, _ in found if start)
             begun = (

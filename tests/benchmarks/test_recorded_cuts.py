@@ -34,3 +34,9 @@ def test_who_did_not_come_so_far_is_none_of_them(tmp_path):
 def test_a_preempted_request_begins_again(tmp_path):
     steps = [{"1-a": [0, 100]}, {"1-a": [100, 100]}, {"1-a": [0, 150]}, {"1-a": [150, 50]}]
     assert histories(tmp_path, steps, {"1": 0})["1"] == [(150,)]
+
+
+def test_a_request_that_shares_nothing_explains_none_of_the_others(tmp_path):
+    steps = [{"1-a": [0, 128]}, {"2-a": [0, 64]}, {"2-a": [64, 64]}, {"3-a": [128, 40]}]
+    prompts = {"1": (0, None), "2": (0, "2"), "3": (0, None)}
+    assert histories(tmp_path, steps, prompts)["3"] == [(128,)]
