@@ -66,6 +66,38 @@ class Gptq:
         }
 
 
+@dataclass(frozen=True)
+class Fp8:
+    """e4m3 with one fp32 scale, or one for each block of so many outputs and inputs, as the published FP8 release has."""
+
+    block: int = 0
+    #: with a scale of the activations, which a static scheme and ModelOpt write
+    static: bool = False
+
+    def tensors(self, outputs: int, inputs: int) -> dict[str, Entry]:
+        made: dict[str, Entry] = {"weight": ("F8_E4M3", (outputs, inputs))}
+        if self.block:
+            made["weight_scale_inv"] = ("F32", (-(-outputs // self.block), -(-inputs // self.block)))
+        else:
+            made["weight_scale"] = ("F32", ())
+        return made | ({"input_scale": ("F32", ())} if self.static else {})
+
+
+@dataclass(frozen=True)
+class Nvfp4:
+    """ModelOpt's: two weights a byte, an e4m3 scale for sixteen, and one fp32 scale of these and of the activations."""
+
+    group: int = 16
+
+    def tensors(self, outputs: int, inputs: int) -> dict[str, Entry]:
+        return {
+            "weight": ("U8", (outputs, inputs // 2)),
+            "weight_scale": ("F8_E4M3", (outputs, inputs // self.group)),
+            "weight_scale_2": ("F32", ()),
+            "input_scale": ("F32", ()),
+        }
+
+
 class Plain:
     """One tensor of one dtype."""
 
@@ -76,7 +108,7 @@ class Plain:
         return {"weight": (self.dtype, shape)}
 
 
-Form = Packed | Gptq | Plain
+Form = Packed | Gptq | Fp8 | Nvfp4 | Plain
 
 
 def published(

@@ -107,7 +107,8 @@ class Checkpoint:
             part = self.parts.get(name)
             inputs = part.shape[1] if part is not None and len(part.shape) == 2 else 0
             scheme = self.schemes[name]
-            made[name] = observe(signature(module.tensors), inputs, scheme.bits if scheme else 0)
+            bits, kind = (scheme.bits, scheme.kind) if scheme else (0, "int")
+            made[name] = observe(signature(module.tensors), inputs, bits, kind)
         return made
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

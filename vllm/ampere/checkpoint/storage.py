@@ -3,7 +3,7 @@
     plain    weight                                                         BF16, F16, F32
     pack     weight_packed I32 [out, words], weight_scale [out, groups]     compressed-tensors
     gptq     qweight I32 [words, out], scales [groups, out]                 gptqmodel, AutoRound
-    fp8      weight F8_E4M3, weight_scale or weight_scale_inv
+    fp8      weight F8_E4M3, weight_scale [], [out] or [out, 1], or one (also weight_scale_inv) for each block
     int8     weight I8, weight_scale
     awq      qweight I32 [in, words], scales [groups, out]
     nvfp4    weight or weight_packed U8 [out, in / 2], weight_scale F8_E4M3 [out, in / 16]
@@ -22,6 +22,8 @@ from vllm.ampere.checkpoint.headers import BITS, Tensor
 
 PLAIN = frozenset({"BF16", "F16", "F32", "F64"})
 _NVFP4_GROUP, _MXFP4_GROUP = 16, 32
+#: sides of FP8 blocks
+_BLOCKS = tuple(2**power for power in range(3, 15))
 #: tried in this order where nothing is declared: powers of two first, since a width may fit two of them
 _WIDTHS = (4, 8, 6, 5, 3, 2, 7)
 
@@ -33,7 +35,8 @@ class Storage:
     Attributes:
         kind: as above, or "other"
         bits: of one weight, without scales; 0 if no width fits
-        group: inputs per scale; 0 for none, -1 for one scale per output
+        group: inputs per scale; 0 for none, or of FP8 for one scale in all, -1 for one scale per output
+        blocks: of FP8, the numbers of scales along outputs and inputs; empty where `group` says it
         loose: packed with unused bits in every word
         symmetric: no zero points (GPTQ's qzeros say nothing about that, see `declared`)
         inputs, outputs: the weight's logical shape, as far as the tensors show it (0: they do not)
@@ -52,6 +55,7 @@ class Storage:
     weights: int = 0
     fault: str = ""
     detail: tuple[str, str, str] = ("", "", "")
+    blocks: tuple[int, ...] = ()
 
     @property
     def repackable(self) -> bool:
@@ -68,6 +72,14 @@ class Storage:
         group = {0: "", -1: " per channel"}.get(self.group, f" g{self.group}")
         return f"INT{self.bits or '?'}{group}"
 
+    @property
+    def exactly(self) -> str:
+        """With the scales of a floating-point format, which `str` leaves out."""
+        if self.kind == "fp8":
+            form = "a scale per channel" if self.group == -1 else "one scale"
+            return "FP8, " + (f"{self.blocks[0]} x {self.blocks[1]} scales" if self.blocks else form)
+        return f"NVFP4 g{self.group}" if self.kind == "nvfp4" else str(self)
+
 
 Signature = tuple[tuple[str, str, tuple[int, ...]], ...]
 
@@ -78,13 +90,14 @@ def signature(tensors: dict[str, Tensor]) -> Signature:
 
 
 @lru_cache(maxsize=4096)
-def observe(found: Signature, inputs: int = 0, declared_bits: int = 0) -> Storage:
+def observe(found: Signature, inputs: int = 0, declared_bits: int = 0, declared_kind: str = "int") -> Storage:
     """The storage of one module.
 
     Args:
         found: its tensors
         inputs: the weight's inputs after the config; 0 where the config does not say (the vision tower)
         declared_bits: the width to prefer where more than one fits
+        declared_kind: what bytes without a scale were meant to be (`Scheme.kind`)
     """
     tensors = {suffix: (dtype, shape) for suffix, dtype, shape in found}
     if "weight_packed" in tensors and tensors["weight_packed"][0] in ("I32", "U32"):
@@ -96,10 +109,8 @@ def observe(found: Signature, inputs: int = 0, declared_bits: int = 0) -> Storag
         return Storage("other", 0)
     dtype, shape = tensors[name]
     outputs, width = (shape[0], prod(shape[1:])) if len(shape) > 1 else (prod(shape), 1)
-    if dtype == "U8" and "weight_scale" in tensors:
-        nvfp4 = tensors["weight_scale"][0] == "F8_E4M3"
-        kind, group = ("nvfp4", _NVFP4_GROUP) if nvfp4 else ("mxfp4", _MXFP4_GROUP)
-        return Storage(kind, 4, group, inputs=2 * width, outputs=outputs, weights=2 * prod(shape))
+    if dtype == "U8" and ("weight_scale" in tensors or declared_kind == "nvfp4"):
+        return _four_bits(tensors, outputs, inputs or 2 * width)
     if dtype in ("F8_E4M3", "I8"):
         return _eight_bits(tensors, dtype, outputs, width)
     kind = "plain" if dtype in PLAIN else "other"
@@ -189,10 +200,36 @@ def _with_groups(form: dict, suffix: str, scale: tuple[int, ...], outputs: int, 
 def _eight_bits(tensors: dict, dtype: str, outputs: int, inputs: int) -> Storage:
     kind = "fp8" if dtype == "F8_E4M3" else "int8"
     form = dict(kind=kind, bits=8, inputs=inputs, outputs=outputs, weights=outputs * inputs)
-    scale = tensors.get("weight_scale") or tensors.get("weight_scale_inv")
-    if scale is None:
+    suffix = next((name for name in ("weight_scale", "weight_scale_inv") if name in tensors), None)
+    if suffix is None:
         return Storage(**form, fault="no scale", detail=("weight_scale", "a scale", "no such tensor"))
-    return Storage(**form, group=-1 if prod(scale[1]) == outputs and outputs > 1 else 0)
+    shape = tensors[suffix][1]
+    if prod(shape) == 1:
+        return Storage(**form)
+    if shape in ((outputs,), (outputs, 1)):
+        return Storage(**form, group=-1)
+    if kind == "fp8" and len(shape) == 2 and _blocked(outputs, inputs, *shape):
+        return Storage(**form, blocks=shape)
+    expected = f"one scale, {outputs}, or one for each block of [{outputs}, {inputs}]"
+    return Storage(**form, fault="scale", detail=(suffix, expected, str([*shape])))
+
+
+def _blocked(outputs: int, inputs: int, rows: int, columns: int) -> bool:
+    """Whether square blocks, or pieces of single rows, are so many; the last ones may be short."""
+    square = any((-(-outputs // side), -(-inputs // side)) == (rows, columns) for side in _BLOCKS)
+    return square or (rows == outputs and inputs % columns == 0)
+
+
+def _four_bits(tensors: dict, outputs: int, inputs: int) -> Storage:
+    form = dict(bits=4, inputs=inputs, outputs=outputs, weights=outputs * inputs)
+    if "weight_scale" not in tensors:
+        return Storage("nvfp4", **form, fault="no scale", detail=("weight_scale", "a scale", "no such tensor"))
+    dtype, scale = tensors["weight_scale"]
+    kind, group = ("nvfp4", _NVFP4_GROUP) if dtype == "F8_E4M3" else ("mxfp4", _MXFP4_GROUP)
+    if len(scale) != 2 or kind == "mxfp4":
+        # No method whose config is compared has these.
+        return Storage(kind, group=group, **form)
+    return _with_groups(form | {"kind": kind}, "weight_scale", scale, scale[0], scale[1])
 
 
 def _inputs_from_scale(tensors: dict, columns: int) -> int:

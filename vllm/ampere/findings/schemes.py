@@ -47,7 +47,7 @@ class SharedTargetUnused(Finding):
 
 class SchemeContradicted(Finding):
     what = "The quantization config says of a layer what its tensors are not"
-    remedy = "Correct config_groups and ignore; for compressed-tensors vllm ampere check --repair OUT does."
+    remedy = "Correct the config, or export again; for compressed-tensors vllm ampere check --repair OUT does."
 
 
 class PackedWithGaps(Finding):
@@ -99,6 +99,7 @@ def check(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Tensors by themselves, then against the config; one finding for each kind of module."""
     yield from _order(checkpoint)
     yield from _tensors(checkpoint)
+    yield from _missing_scales(checkpoint)
     yield from _fused(checkpoint)
     yield from _declared_groups(checkpoint)
     if checkpoint.declared.per_module or not checkpoint.declared.method:
@@ -193,20 +194,49 @@ def _declared_groups(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _scheme(checkpoint: Checkpoint, name: str, storage: Storage) -> Scheme | None:
-    if checkpoint.declared.by_tensors and storage.kind == "plain":
+    if storage.kind == "plain" and checkpoint.declared.may_be_plain(name):
         return None
     return checkpoint.schemes[name]
 
 
+#: kinds of storage -> what a config calls them; of others nothing is said
+_FAMILY = {"pack": "int", "gptq": "int", "awq": "int", "fp8": "fp8", "nvfp4": "nvfp4"}
+
+
 def contradicts(scheme: Scheme | None, storage: Storage) -> bool:
     """Whether a layer read by `scheme` would not be the layer that is stored."""
-    if storage.kind not in ("pack", "gptq", "plain"):
+    if storage.kind not in ("plain", *_FAMILY) or (scheme is not None and not scheme.kind):
         return False
     if scheme is None:
         return storage.kind != "plain"
-    if storage.kind == "plain":
+    if storage.kind == "plain" or _FAMILY[storage.kind] != scheme.kind:
         return True
+    if scheme.kind == "fp8":
+        return _scales(scheme, storage) != (storage.blocks or (1 if storage.group == 0 else storage.outputs, 1))
     return (scheme.bits, _group(scheme.group, storage)) != (storage.bits, _group(storage.group, storage))
+
+
+def _scales(scheme: Scheme, storage: Storage) -> tuple[int, ...]:
+    """How many scales along outputs and inputs an FP8 weight has by `scheme`."""
+    if scheme.blocks:
+        return tuple(-(-size // side) for size, side in zip((storage.outputs, storage.inputs), scheme.blocks))
+    return (storage.outputs if scheme.group == -1 else 1, 1)
+
+
+def _missing_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Tensors beside a weight that its format has by the config, and that its dtypes do not show."""
+    seen: set[str] = set()
+    for name, module in checkpoint.modules.items():
+        scheme, storage = checkpoint.schemes[name], checkpoint.storages[name]
+        if scheme is None or not scheme.scales or storage.fault or module.template in seen:
+            continue
+        if storage.kind == "plain" or contradicts(scheme, storage):
+            continue
+        for suffix in scheme.scales:
+            if suffix not in module.tensors:
+                seen.add(module.template)
+                there = ", ".join(sorted(other for other in module.tensors if "scale" in other)) or "no scale"
+                yield ScaleMissing(f"{name}.{suffix}", f"{scheme} (quantization_config)", f"only {there}")
 
 
 def _group(group: int, storage: Storage) -> int:
@@ -237,7 +267,7 @@ def _contradictions(checkpoint: Checkpoint) -> Iterator[Finding]:
                 lost[target].append(name)
                 kinds[target][f"{module.template} is {storage}"] += 1
             else:
-                key = (module.template, str(scheme or "not quantized"), str(storage))
+                key = (module.template, str(scheme or "not quantized"), storage.exactly)
                 wrong.setdefault(key, []).append(name)
     for target, names in lost.items():
         yield _shared(checkpoint, target, repeated[target], names, kinds[target])
