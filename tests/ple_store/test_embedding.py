@@ -175,6 +175,28 @@ def test_each_request_hears_of_a_row_of_its_own(build, monkeypatch):
         assert "needed by" not in stager._reasons[name]
 
 
+def test_a_row_that_the_table_does_not_have_ends_the_requests_that_need_it(build, monkeypatch):
+    """As when numbers for hashing are damaged."""
+    monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
+    layer, requests = build(True), STEPS["packed prompts"]
+    batch, states, inputs = batch_of(requests)
+    stager = PLERowStager(torch.nn.ModuleList([layer]))
+    hash_, begin = stager._hashes[0], int(batch.query_start_loc_np[2])
+
+    def beyond(*step):
+        ids = hash_(*step).copy()
+        ids[begin + 1, 3] = ROWS + 5
+        return ids
+
+    monkeypatch.setattr(stager, "_hashes", [beyond])
+    stager.stage(batch, states, inputs)
+    assert list(stager._reasons) == ["r2"] and layer.ngram_embedding.counters.failures == 1
+    assert f"Row {ROWS + 5} of the n-gram table could not be read from " in stager._reasons["r2"]
+    assert f"found a table of {ROWS} rows." in stager._reasons["r2"]
+    lost = layer.ngram_embedding.rows[: batch.num_tokens].isnan().all(-1)
+    assert lost.sum() == 1 and lost[begin + 1, 3]
+
+
 def test_a_stage_without_the_layer_has_nothing_to_do(build):
     batch, states, inputs = batch_of(STEPS["decodes"])
     PLERowStager(torch.nn.Linear(2, 2)).stage(batch, states, inputs)

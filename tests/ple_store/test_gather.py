@@ -98,8 +98,13 @@ def test_neighbours_are_one_read(write_table, queue, monkeypatch):
 
 @pytest.mark.parametrize("bad", [-1, 37, 2**40])
 def test_row_out_of_range(write_table, bad):
-    with TableFiles(write_table().locate()) as table, pytest.raises(RowOutOfRange, match=rf"0\.\.36, found row {bad}"):
+    location = write_table().locate()
+    with TableFiles(location) as table, pytest.raises(RowOutOfRange, match=rf"0\.\.36, found row {bad}") as caught:
         table.gather(torch.tensor([3, bad]))
+    (lost,) = caught.value.lost
+    last = location.shards[-1]
+    assert bad < 0 or (lost.path, lost.offset) == (str(last.path), last.offset + (bad - 37 + last.rows) * 12)
+    assert caught.value.rows == [bad] and str(lost).endswith("found a table of 37 rows.")
 
 
 def test_file_cut_while_serving(write_table):

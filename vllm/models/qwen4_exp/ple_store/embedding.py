@@ -122,9 +122,6 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
 
         Returns:
             what could not be read, if anything: such rows are NaN, and all others right
-
-        Raises:
-            RowOutOfRange
         """
         tokens = ids.shape[0]
         records, lost = self._fetch(ids)

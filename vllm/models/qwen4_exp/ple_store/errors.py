@@ -119,11 +119,6 @@ class FlatTableNotWritten(PLEStoreError):
     remedy = "Check the folder and its permissions; what is written so far stays, and is gone on with."
 
 
-class RowOutOfRange(PLEStoreError):
-    what = "A row id lies outside the n-gram table"
-    remedy = "This is a defect of the server, not of the request; please report it."
-
-
 class LostRow(NamedTuple):
     """A row that could not be read.
 
@@ -160,6 +155,9 @@ class RowReadFailed(PLEStoreError):
     """
 
     what = "Reading a row of the n-gram table failed"
+    cause = (
+        "The file changed or its disk failed while it was being served; nothing is computed from other rows instead."
+    )
 
     def __init__(
         self,
@@ -185,11 +183,11 @@ class RowReadFailed(PLEStoreError):
 
     def named(self, requests: dict[str, LostRow]) -> "RowReadFailed":
         """The same, with the requests that it concerns."""
-        return RowReadFailed(self.path, self.expected, self.actual, self.lost, self.gone, requests)
+        return type(self)(self.path, self.expected, self.actual, self.lost, self.gone, requests)
 
     def joined(self, other: "RowReadFailed") -> "RowReadFailed":
         """Both; the sentence stays that of the first."""
-        return RowReadFailed(self.path, self.expected, self.actual, self.lost + other.lost, self.gone or other.gone)
+        return type(self)(self.path, self.expected, self.actual, self.lost + other.lost, self.gone or other.gone)
 
     def __str__(self) -> str:
         more = f" and {len(self.lost) - 1} more" if len(self.lost) > 1 else ""
@@ -197,9 +195,18 @@ class RowReadFailed(PLEStoreError):
         whose = f", needed by {', '.join(self.requests)}." if self.requests else "." * bool(lost)
         rest = "No row of that file can be read any more." if self.gone else "Other rows can still be read."
         return (
-            f"{self.what}: {self.path}: expected {self.expected}, found {self.actual}.{lost}{whose} {rest} The file changed "
-            "or its disk failed while it was being served; nothing is computed from other rows instead."
+            f"{self.what}: {self.path}: expected {self.expected}, found {self.actual}.{lost}{whose} {rest} {self.cause}"
         )
+
+
+class RowOutOfRange(RowReadFailed):
+    """Rows that the table does not have."""
+
+    what = "A row id lies outside the n-gram table"
+    cause = (
+        "A defect of the server, or of the checkpoint's numbers for hashing (ngram_heads_offsets, sizes), not of the "
+        "request; please report it."
+    )
 
 
 class TableNotLoadable(PLEStoreError):

@@ -121,9 +121,12 @@ class TableFiles:
 
     def plan(self, wanted: np.ndarray, start: int) -> "Plan":
         """Where ``wanted`` are; their bytes go to ``start`` of a target. Raises RowOutOfRange, RowReadFailed."""
-        if wanted[0] < 0 or wanted[-1] >= self.location.rows:
-            bad = wanted[0] if wanted[0] < 0 else wanted[-1]
-            raise RowOutOfRange(self.location.paths[0], f"a row of 0..{self.location.rows - 1}", f"row {bad}")
+        outside = (wanted < 0) | (wanted >= self.location.rows)
+        if outside.any():
+            rows, count = wanted[outside], self.location.rows
+            # Where a row behind the last would be; one below the first has no place.
+            lost = self._lost(rows, *self.location.place(np.maximum(rows, 0)), [f"a table of {count} rows"] * len(rows))
+            raise RowOutOfRange(lost[0].path, f"a row of 0..{count - 1}", f"row {rows[0]}", lost)
         files, offsets = self.location.place(wanted)
         if not self._close.alive:
             raise RowReadFailed.of(self._lost(wanted, files, offsets, ["a closed file"] * len(wanted)), gone=True)

@@ -83,7 +83,6 @@ class PLERowStager:
                 ``ngram_context`` ``[max_num_reqs, ngram_size - 1]``
 
         Raises:
-            RowOutOfRange
             RowReadFailed: rows could not be read, and the requests that needed them cannot be ended by themselves
         """
         if not self._layers:
