@@ -35,7 +35,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from benchmarks import record  # noqa: E402
 from benchmarks.qsa_kernels.geometry import published  # noqa: E402
-from vllm.models.qwen4_exp.qsa import kernels  # noqa: E402
+from vllm.models.qwen4_exp.qsa import kernels, places  # noqa: E402
 from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, KVFormat  # noqa: E402
 from vllm.models.qwen4_exp.qsa.launch import Layout  # noqa: E402
 from vllm.models.qwen4_exp.qsa.tiles import TILES, Tile  # noqa: E402
@@ -47,12 +47,13 @@ SHARED_LIMIT = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 #: tokens of a block where K/V are in VRAM, and where they are not (issue 7)
 BLOCK_SIZE = 1568
 #: What runs, by the kernel that it is an instance of.
-KERNELS = {"decode": "split_kernel", "prefill": "row_kernel", "section": "row_kernel"}
-#: The same for every format.
-ENDS = {"join": "join_kernel", "finish": "finish_kernel"}
+KERNELS = {"decode": kernels.split_kernel, "prefill": kernels.row_kernel, "section": kernels.row_kernel}
+#: The same for every format, and warps.
+ENDS = {"join": kernels.join_kernel, "finish": kernels.finish_kernel, "place": places.place_kernel}
+WARPS = {"join": 2, "finish": 2, "place": 4}
 _TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 _POINTERS = {
-    "q": "*bf16", "gate": "*bf16", "out": "*bf16", "selected": "*i32", "table": "*i32", "token_to_req": "*i32",
+    "q": "*bf16", "gate": "*bf16", "out": "*bf16", "places": "*i32", "selected": "*i32", "table": "*i32", "token_to_req": "*i32",
     "accumulators": "*fp32", "maxima": "*fp32", "normalisers": "*fp32", "section": "*i32", "key_scales": "*fp32",
     "value_scales": "*fp32",
 }  # fmt: skip
@@ -68,24 +69,26 @@ def layout(form: KVFormat, dim: int, kv_heads: int) -> Layout:
     block = kv_heads * BLOCK_SIZE * words
     rows = (block, words, BLOCK_SIZE * words)
     scales = rows if form.scaled_rows else (0, 0, 0)
-    return Layout(BLOCK_SIZE, *rows, 0, *rows, value_shift, *scales)
+    return Layout(BLOCK_SIZE, (BLOCK_SIZE - 1).bit_length(), *rows, 0, *rows, value_shift, *scales)
 
 
 def arguments(kind: str, form: KVFormat, tile: Tile, stages: int) -> tuple[dict[str, str], dict[str, object]]:
     """Types of a kernel's arguments, and the values of those that are compiled in."""
     shape = published()
     absent = set() if form.scaled_rows else {"key_scales", "value_scales"}
-    absent |= {"section": {"gate", "out"}, "prefill": {"section", "accumulators", "maxima", "normalisers"}}.get(
-        kind, set()
-    )
+    absent |= {
+        "section": {"gate", "out"},
+        "prefill": {"section", "accumulators", "maxima", "normalisers"},
+        "place": {"section"},
+    }.get(kind, set())
     sizes = {
         "FORM": form.name, "LAYOUT": layout(form, shape.dim, shape.kv_heads), "WIDTH": shape.width,
         "GROUP": shape.group, "BLOCK_M": 16, "DIM": shape.dim, "BLOCK_N": tile.block_n, "SPLIT": tile.split,
-        "STAGES": stages, "SPLITS": -(-shape.width // tile.split),
+        "STAGES": stages, "BLOCK": places.BLOCK, "SPLITS": -(-shape.width // tile.split),
     }  # fmt: skip
     types: dict[str, str] = {}
     constants: dict[str, object] = {}
-    for name in getattr(kernels, (KERNELS | ENDS)[kind]).arg_names:
+    for name in (KERNELS | ENDS)[kind].arg_names:
         if name.isupper():
             types[name], constants[name] = "constexpr", sizes[name]
         elif name in absent:
@@ -99,8 +102,8 @@ def arguments(kind: str, form: KVFormat, tile: Tile, stages: int) -> tuple[dict[
 
 def measure(kind: str, form: KVFormat, arch: int, tile: Tile) -> dict:
     """Compile one kernel; resources, and instructions of the loop by kind."""
-    function = getattr(kernels, (KERNELS | ENDS)[kind])
-    warps = 2 if kind in ENDS else tile.warps
+    function = (KERNELS | ENDS)[kind]
+    warps = WARPS.get(kind, tile.warps)
     stages = tile.decode_stages if kind == "decode" else tile.prefill_stages
     types, constants = arguments(kind, form, tile, stages)
     aligned = {
@@ -137,9 +140,13 @@ def _output(command: list) -> str:
 
 
 def loop(listing: str) -> dict[str, int]:
-    """Instructions of the block with the most products: all, and those that tell how it works."""
+    """Instructions of the block with the most products: all, and those that tell how it works.
+
+    A block ends at a label or a branch: what joins states every few tiles is another one.
+    """
     names = [
-        Counter(re.findall(r"\*/\s+(?:@!?U?P\w+ )?([A-Z0-9_]+)", block)) for block in re.split(r"\n(?=\.L)", listing)
+        Counter(re.findall(r"\*/\s+(?:@!?U?P\w+ )?([A-Z0-9_]+)", block))
+        for block in re.split(r"\n(?=\.L)|\bBRA\b", listing)
     ]
     most = max(names, key=lambda count: count["HMMA"])
     return {"all": sum(most.values())} | {name: most[name] for name in ("HMMA", "LDSM", "LDS", "LDGSTS", "LDG", "I2F")}

@@ -66,11 +66,8 @@ def kernels(form: KVFormat, device: str, tiles: list[Tile]) -> Iterator[Kernel]:
 
 def candidates(form: KVFormat) -> list[Tile]:
     """What a sweep tries: the table's, and few others, by what they compile to (`compiled.py`)."""
-    more = {
-        BF16: ((64, 64, 2, 2), (64, 128, 2, 2), (32, 128, 2, 2)),
-        FP8: ((64, 64, 2, 2), (32, 128, 2, 2), (64, 128, 2, 1)),
-        INT8: ((64, 64, 4, 2), (32, 128, 2, 2), (64, 128, 4, 1)),
-    }[form]
+    one_byte = ((32, 128, 4, 3), (32, 128, 2, 2), (32, 128, 2, 3), (32, 128, 1, 3), (64, 128, 4, 2), (64, 128, 2, 2))
+    more = ((64, 64, 2, 2), (64, 128, 2, 2), (32, 128, 2, 2), (32, 128, 1, 3)) if form is BF16 else one_byte
     table = [tile for (_, of), tile in TILES.items() if of is form]
     return list(dict.fromkeys(table + [Tile(n, split, warps, stages, stages) for n, split, warps, stages in more]))
 

@@ -174,6 +174,11 @@ def test_tiles_change_the_order_and_nothing_else():
         ({"output_gate": torch.zeros(1, 5, 64)}, "output_gate"),
         ({"out": torch.zeros(1, 6, 16)}, "shape of out"),
         ({"keys": torch.zeros(3, 16, 2, 64)}, "dtype of keys"),
+        (
+            dict.fromkeys(("keys", "values"), torch.zeros(64, dtype=torch.int8).expand(2**27 + 1, 16, 2, 64))
+            | dict.fromkeys(("key_scales", "value_scales"), torch.zeros(1, 1, 1).expand(2**27 + 1, 16, 2)),
+            r"blocks of 16 tokens: expected 2\^27 at most",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(change, reason):

@@ -20,7 +20,7 @@ def compiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compiled")
     environment = os.environ | {"TRITON_CACHE_DIR": str(folder / "cache"), "TRITON_DEFAULT_FP_FUSION": "0"}
     jobs = []
-    for archs, kinds in (((80, 89), BOTH), ((90,), BOTH), ((86,), (*BOTH, "section", "join", "finish"))):
+    for archs, kinds in (((80, 89), BOTH), ((90,), BOTH), ((86,), (*BOTH, "section", "join", "finish", "place"))):
         out = folder / f"qsa-{archs[0]}.json"
         command = [sys.executable, "-m", "benchmarks.qsa_kernels.compiled", "--table", "--out", str(out)]
         command += ["--arch", *map(str, archs), "--kernels", *kinds]
@@ -39,7 +39,7 @@ def test_every_kernel_compiles_for_every_card(compiled):
     expected = {(kind, form.name, arch) for kind in ("decode", "prefill") for form, arch in formats_and_archs()}
     # The others on one card: prefill's kernel with a state to start from, and two without products.
     expected |= {("section", form.name, 86) for form in (BF16, FP8, INT8)}
-    assert made == expected | {(kind, "bf16", 86) for kind in ("join", "finish")}
+    assert made == expected | {(kind, "bf16", 86) for kind in ("join", "finish", "place")}
     assert {(arch, form) for form, arch in formats_and_archs()} == set(TILES)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vllm.models.qwen4_exp.qsa import e4m3
+from vllm.models.qwen4_exp.qsa import e4m3, operands
 from vllm.triton_utils import tl, triton
 
 ALL = torch.arange(256, dtype=torch.int32).to(torch.uint8)
@@ -25,7 +25,7 @@ def encode_kernel(x, out, N: tl.constexpr):
 @triton.jit
 def decode_word_kernel(words, out, N: tl.constexpr):
     at = tl.arange(0, N)
-    bytes_ = e4m3.decode_word_scaled(tl.load(words + at))
+    bytes_ = operands.planes(tl.load(words + at), 0, "fp8")
     for i in tl.static_range(4):
         tl.store(out + i * N + at, bytes_[i])
 

@@ -9,6 +9,7 @@ from vllm.triton_utils import triton
 
 from .kernels import join_kernel, row_kernel, split_kernel
 from .launch import Rows, check_queries, check_selection, gate_of, require, rows_of
+from .places import placed
 from .tiles import Tile, tile_for
 
 # tl.dot has no smaller matrix.
@@ -38,6 +39,10 @@ def sizes(rows: Rows, group: int, dim: int, width: int, tile: Tile) -> dict[str,
         "num_warps": tile.warps,
         "enable_fp_fusion": False,
     }
+
+
+def _ends(gate: torch.Tensor, out: torch.Tensor) -> tuple:
+    return gate, gate.stride(0), gate.stride(1), out, out.stride(0), out.stride(1)
 
 
 def sparse_paged_attention(
@@ -80,29 +85,27 @@ def sparse_paged_attention(
         return out
     tile = tile or tile_for(rows.form, q.device)
     shared = sizes(rows, group, dim, width, tile)
-    inputs = (
-        q, q.stride(0), q.stride(1), rows.keys, rows.values, rows.key_scales, rows.value_scales, selected, block_table,
-        block_table.stride(0), token_to_req,
-    )  # fmt: skip
-    ends = (gate, gate.stride(0), gate.stride(1), out, out.stride(0), out.stride(1))
+    kv = rows.keys, rows.values, rows.key_scales, rows.value_scales
     scale, requests = score_scale(dim, k_scale), block_table.shape[0]
-    bounds = keys.shape[0], block_table.shape[1]
     if prefill:
-        row_kernel[(q.shape[0], kv_heads)](
-            *inputs, None, None, None, None, *ends, scale, v_scale, requests, *bounds,
-            **shared, STAGES=tile.prefill_stages, num_stages=tile.prefill_stages,
-        )  # fmt: skip
+        for part, places in placed(rows, selected, block_table, token_to_req):
+            row_kernel[(len(places), kv_heads)](
+                q[part], q.stride(0), q.stride(1), *kv, places, selected[part], token_to_req[part],
+                None, None, None, None, *_ends(gate[part], out[part]), scale, v_scale, requests,
+                **shared, STAGES=tile.prefill_stages, num_stages=tile.prefill_stages,
+            )  # fmt: skip
         return out
     splits = triton.cdiv(width, tile.split)
     like = {"dtype": torch.float32, "device": q.device}
     accumulators = torch.empty(q.shape[0], splits, q.shape[1], dim, **like)
     maxima, normalisers = torch.empty(2, q.shape[0], splits, q.shape[1], **like)
     split_kernel[(q.shape[0], kv_heads, splits)](
-        *inputs, accumulators, maxima, normalisers, scale, requests, *bounds,
+        q, q.stride(0), q.stride(1), *kv, selected, block_table, block_table.stride(0), token_to_req,
+        accumulators, maxima, normalisers, scale, requests, rows.blocks, block_table.shape[1],
         **shared, STAGES=tile.decode_stages, num_stages=tile.decode_stages,
     )  # fmt: skip
     join_kernel[(q.shape[0], q.shape[1])](
-        accumulators, maxima, normalisers, selected, token_to_req, *ends, v_scale, requests,
+        accumulators, maxima, normalisers, selected, token_to_req, *_ends(gate, out), v_scale, requests,
         WIDTH=width, DIM=dim, SPLIT=tile.split, SPLITS=splits, num_warps=2, num_stages=1,
         enable_fp_fusion=False,
     )  # fmt: skip

@@ -33,34 +33,24 @@ UNSCALE = 256.0
 
 
 @triton.jit
-def _upper(words):
-    """int32 words -> fp16 bits of the codes in bytes 1 and 3, in their lower and upper halves."""
-    return ((words >> 1) & 0x3F803F80) | (words & -0x7FFF8000)
+def halves(words):
+    """int32 words -> bits of fp16, two to a word, of the codes in bytes 0 and 2, and in bytes 1 and 3; no NaN yet."""
+    return (
+        ((words << 7) & 0x3F803F80) | ((words << 8) & -0x7FFF8000),
+        ((words >> 1) & 0x3F803F80) | (words & -0x7FFF8000),
+    )
 
 
 @triton.jit
-def _with_nan(bits):
-    """int16 bits of ``_upper`` as fp16, 1.875 made NaN."""
-    x = bits.to(tl.float16, bitcast=True)
+def with_nan(x):
+    """fp16 of ``halves``, 1.875 made NaN."""
     return tl.math.fma(x * 34944.0, tl.full(x.shape, 0.0, tl.float16), x)
 
 
 @triton.jit
 def decode_scaled(code):
     """uint8 codes -> fp16 of the number times 2^-8; exact, NaN for the codes of NaN."""
-    return _with_nan(_upper(code.to(tl.int32) << 8).to(tl.int16))
-
-
-@triton.jit
-def decode_word_scaled(words):
-    """int32 words -> ``decode_scaled`` of their four bytes, the lowest first."""
-    even, odd = _upper(words << 8), _upper(words)
-    return (
-        _with_nan(even.to(tl.int16)),
-        _with_nan(odd.to(tl.int16)),
-        _with_nan((even >> 16).to(tl.int16)),
-        _with_nan((odd >> 16).to(tl.int16)),
-    )
+    return with_nan(halves(code.to(tl.int32))[0].to(tl.int16).to(tl.float16, bitcast=True))
 
 
 @triton.jit

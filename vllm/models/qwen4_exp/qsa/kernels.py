@@ -12,17 +12,9 @@ joined from left to right; and decode and prefill are made of the same functions
 
 from vllm.triton_utils import tl, triton
 
-from .operands import load_planes, load_query, store_planes
+from .operands import load_planes, load_query, sign_bits, store_planes, unscale
+from .places import extent, places_of
 from .softmax import NOTHING, add_columns, finish, first_unit, join, no_columns, times
-
-
-@triton.jit
-def _extent(selected, token_to_req, num_requests, row, WIDTH: tl.constexpr):
-    """A row's request, and its number of columns: none where there is no such request."""
-    request = tl.load(token_to_req + row)
-    known = (request >= 0) & (request < num_requests)
-    count = tl.load(selected + row * (WIDTH + 1) + WIDTH)
-    return tl.where(known, request, 0).to(tl.int64), tl.where(known, tl.minimum(count, WIDTH), 0)
 
 
 @triton.jit(do_not_specialize=["num_requests", "num_blocks", "table_width"])
@@ -38,24 +30,27 @@ def split_kernel(
     splits beyond a row's columns are neither written nor read.
     """
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    request, count = _extent(selected, token_to_req, num_requests, row, WIDTH)
+    request, count = extent(selected, token_to_req, num_requests, row, WIDTH)
     begin = split * SPLIT
     if begin >= count:
         return
-    queries, power = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
+    queries, power, bias = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
     sums, maximum, normaliser = no_columns(BLOCK_M, DIM)
     unit = first_unit(FORM)
     end = tl.minimum(count, begin + SPLIT)
+    flip = sign_bits(token_to_req + row)
     for first in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
+        columns = first + tl.arange(0, BLOCK_N)
+        token = tl.load(selected + row * (WIDTH + 1) + columns, mask=columns < end, other=-1)
+        place = places_of(token, table + request * table_request, table_width, num_blocks, LAYOUT)
         sums, maximum, normaliser, unit = add_columns(
-            sums, maximum, normaliser, unit, queries, power * score_scale,
-            selected + row * (WIDTH + 1), first, end, table + request * table_request, table_width, num_blocks,
-            keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM, BLOCK_N,
+            sums, maximum, normaliser, unit, queries, bias, power * score_scale, flip, place,
+            keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM,
         )  # fmt: skip
     heads = tl.arange(0, BLOCK_M)
     mine = heads < GROUP
     at = (row * tl.num_programs(2) + split) * (tl.num_programs(1) * GROUP) + head * GROUP + heads
-    store_planes(accumulators, at, DIM, mine, times(sums, unit), FORM, DIM)
+    store_planes(accumulators, at, DIM, mine, times(sums, unit * unscale(FORM)), FORM, DIM)
     tl.store(maxima + at, maximum, mask=mine)
     tl.store(normalisers + at, normaliser, mask=mine)
 
@@ -67,7 +62,7 @@ def join_kernel(
 ):  # fmt: skip
     """Decode, second half: one program, one row and query head; splits from left to right."""
     row, head, heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    _, count = _extent(selected, token_to_req, num_requests, row, WIDTH)
+    _, count = extent(selected, token_to_req, num_requests, row, WIDTH)
     sums, maximum, normaliser = no_columns(1, DIM)
     one = tl.arange(0, 1)
     # Unrolled: all loads are under way before the first is needed.
@@ -92,22 +87,24 @@ def _write(sums, normaliser, value_scale, gate, gate_head, out, out_head, heads,
     store_planes(out, heads, out_head, mine, done, FORM, DIM)
 
 
-@triton.jit(do_not_specialize=["num_requests", "num_blocks", "table_width"])
+@triton.jit(do_not_specialize=["num_requests"])
 def row_kernel(
-    q, q_row, q_head, keys, values, key_scales, value_scales, selected, table, table_request, token_to_req,
+    q, q_row, q_head, keys, values, key_scales, value_scales, places, selected, token_to_req,
     section, accumulators, maxima, normalisers, gate, gate_row, gate_head, out, out_row, out_head,
-    score_scale, value_scale, num_requests, num_blocks, table_width,
+    score_scale, value_scale, num_requests,
     FORM: tl.constexpr, LAYOUT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
     DIM: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Prefill: one program, all columns of one row and K/V head, split after split.
+
+    ``places`` of the columns are those of ``place_kernel``.
 
     With ``section`` (``[rows, 2]``: the first column, and the one after the last) only
     those columns, on top of the state in ``[rows, heads, DIM]`` and ``[rows, heads]``,
     which is updated; without it the gated result goes to ``out``.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    request, end = _extent(selected, token_to_req, num_requests, row, WIDTH)
+    _, end = extent(selected, token_to_req, num_requests, row, WIDTH)
     heads = tl.arange(0, BLOCK_M)
     mine = heads < GROUP
     sums, maximum, normaliser = no_columns(BLOCK_M, DIM)
@@ -121,19 +118,24 @@ def row_kernel(
         sums = load_planes(accumulators, at, DIM, mine, FORM, DIM)
         maximum = tl.load(maxima + at, mask=mine, other=NOTHING)
         normaliser = tl.load(normalisers + at, mask=mine, other=0.0)
-    queries, power = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
+    queries, power, bias = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
     part, part_maximum, part_normaliser = no_columns(BLOCK_M, DIM)
     unit = first_unit(FORM)
+    flip = sign_bits(token_to_req + row)
+    columns = tl.arange(0, BLOCK_N)
+    place = tl.load(places + row * WIDTH + begin + columns, mask=begin + columns < end, other=-1)
     for first in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
-        part, part_maximum, part_normaliser, unit = add_columns(
-            part, part_maximum, part_normaliser, unit, queries, power * score_scale,
-            selected + row * (WIDTH + 1), first, end, table + request * table_request, table_width, num_blocks,
-            keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM, BLOCK_N,
-        )  # fmt: skip
         after = first + BLOCK_N
+        # A tile ahead, so that no copy of rows waits for their places.
+        following = tl.load(places + row * WIDTH + after + columns, mask=after + columns < end, other=-1)
+        part, part_maximum, part_normaliser, unit = add_columns(
+            part, part_maximum, part_normaliser, unit, queries, bias, power * score_scale, flip, place,
+            keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM,
+        )  # fmt: skip
+        place = following
         if ((after - begin) % SPLIT == 0) | (after >= end):
             sums, maximum, normaliser = join(
-                sums, maximum, normaliser, times(part, unit), part_maximum, part_normaliser
+                sums, maximum, normaliser, times(part, unit * unscale(FORM)), part_maximum, part_normaliser
             )  # fmt: skip
             part, part_maximum, part_normaliser = no_columns(BLOCK_M, DIM)
             unit = first_unit(FORM)

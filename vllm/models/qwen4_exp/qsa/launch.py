@@ -20,10 +20,11 @@ class Layout(NamedTuple):
     """Where rows lie: strides in elements that a kernel loads, constants of a deployment.
 
     Those elements are bf16, or 32-bit words of four one-byte numbers; of scales, fp32.
-    ``*_shift`` is the distance from the aligned pointer that is passed to the first row.
+    ``place_bits`` hold a place in a block.  ``*_shift`` is the distance from the aligned pointer that is passed to the first row.
     """
 
     block_size: int
+    place_bits: int
     key_block: int
     key_token: int
     key_head: int
@@ -69,6 +70,7 @@ class Rows(NamedTuple):
     """A layer's rows as a kernel takes them."""
 
     form: KVFormat
+    blocks: int
     layout: Layout
     keys: torch.Tensor
     values: torch.Tensor
@@ -94,10 +96,18 @@ def rows_of(
             require(scales.stride() == scale_strides, f"strides of {what}", scale_strides, scales.stride())
     key_base, key_shift, key_strides = _words(keys, "keys")
     value_base, value_shift, value_strides = _words(values, "values")
+    place_bits = (keys.shape[1] - 1).bit_length()
+    # places.py packs both numbers into an int32.
+    require(
+        keys.shape[0] <= 1 << 31 - place_bits,
+        f"blocks of {keys.shape[1]} tokens",
+        f"2^{31 - place_bits} at most",
+        keys.shape[0],
+    )
     layout = Layout(
-        keys.shape[1], *key_strides, key_shift, *value_strides, value_shift, *scale_strides
+        keys.shape[1], place_bits, *key_strides, key_shift, *value_strides, value_shift, *scale_strides
     )  # fmt: skip
-    return Rows(form, layout, key_base, value_base, key_scales, value_scales)
+    return Rows(form, keys.shape[0], layout, key_base, value_base, key_scales, value_scales)
 
 
 def check_queries(q: torch.Tensor, kv_heads: int, dim: int) -> int:

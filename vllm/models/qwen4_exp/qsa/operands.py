@@ -1,26 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stored rows and queries as operands of the matrix units, in four planes.
+"""Stored rows and queries as operands of the matrix units.
 
-Rows of one byte are loaded four bytes at a time.  Byte ``i`` of every word belongs to
-*plane* ``i``: dimensions ``i``, ``i + 4``, ``i + 8`` and so on, a quarter of the width.
-A few operations on a register make two fp16 numbers, and two registers of different
-words make operands of two planes.  (One byte at a time, sm_86 spends 128 single-byte
-loads and 256 conversions at a quarter of the rate on a tile of 64 rows: as long as the
-products themselves.)  bf16 rows have four planes as well, quarters of the dimensions in
-order, so that there is one algorithm.
+The matrix units take fp16 two to a register: two neighbours along the axis that is summed
+over.  Rows of one byte are loaded four bytes at a time, and a mask makes two operands of a
+word, without a conversion: bytes 0 and 2, the *even* dimensions, and bytes 1 and 3, the odd.
 
-A product over all dimensions is the sum of those over the planes, and every plane of
-values has an accumulator of its own.
+*Keys* are summed over dimensions.  They come in two *halves*, even and odd dimensions, whose
+neighbours already share a register.
 
-int8 and e4m3 become fp16, exactly: int8 needs 8 bits of fp16's 11, e4m3 is decoded as
-``e4m3.py`` says.  A query becomes fp16 by dividing it by a power of two near its
-largest number, which changes no bit of any number within 2^-17 of that, whatever the
-size of the model's norms.
+*Values* are summed over columns, so neighbours come from two words.  They come in four
+*planes*, dimensions ``i``, ``i + 4``, ``i + 8`` and so on, one for each byte of a word, and
+every plane has an accumulator of its own.
+
+bf16 rows come in as many parts, of dimensions in order, so that there is one algorithm.
+(One byte at a time, sm_86 spends 128 single-byte loads and 256 conversions at a quarter of
+the rate on a tile of 64 rows: as long as the products themselves.)
+
+**int8** ``x``, its sign bit flipped, is ``x + 128`` in 0..255.  In the lower half of fp16's
+bits, below an exponent of zero, it reads as ``(x + 128) * 2^-24``, a subnormal number, which
+matrix units take as any other.  What 128 adds to a sum of products ``f * x`` is
+``128 * sum(f)``, taken off in fp32 (``offset_of``).  It is at most a few times
+as large as the sum of such products with random signs, so a few units of fp32's 24 bits go.
+
+**e4m3** is decoded as ``e4m3.py`` says, times 2^-8.  A query becomes fp16 by dividing it by a
+power of two near its largest number, which changes no bit of any number within 2^-17 of
+that, whatever the size of the model's norms.
 """
 
 from vllm.triton_utils import tl, triton
 
-from .e4m3 import decode_word_scaled
+from .e4m3 import halves as e4m3_halves
+from .e4m3 import with_nan
 
 
 @triton.jit
@@ -37,7 +47,7 @@ def power_below(x):
 
 @triton.jit
 def plane_dims(FORM: tl.constexpr, DIM: tl.constexpr):
-    """Which dimensions each plane holds: four times ``[DIM / 4]``."""
+    """Which dimensions each plane of values holds: four times ``[DIM / 4]``."""
     at = tl.arange(0, DIM // 4)
     if FORM == "bf16":
         return at, at + DIM // 4, at + DIM // 2, at + DIM // 4 * 3
@@ -46,14 +56,36 @@ def plane_dims(FORM: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
-def load_rows(base, offsets, valid, FORM: tl.constexpr, DIM: tl.constexpr):
-    """Four planes ``[n, DIM / 4]`` of the rows at ``offsets``; zeros where not ``valid``.
+def half_dims(FORM: tl.constexpr, DIM: tl.constexpr):
+    """Which dimensions each half of keys holds: twice ``[DIM / 2]``."""
+    at = tl.arange(0, DIM // 2)
+    if FORM == "bf16":
+        return at, at + DIM // 2
+    else:
+        return 2 * at, 2 * at + 1
 
-    ``base`` points to bf16, or to int32 words of four one-byte numbers.  e4m3 comes out
-    times 2^-8 (``unscale``).
+
+@triton.jit
+def load_keys(base, offsets, valid, flip, FORM: tl.constexpr, DIM: tl.constexpr):
+    """Two halves ``[n, DIM / 2]`` of the keys at ``offsets``; zeros where not ``valid``.
+
+    ``base`` points to bf16, or to int32 words of four one-byte numbers; ``flip``: of
+    ``sign_bits``.  What is left to multiply says ``unscale``.
     """
-    at = base + offsets[:, None] + tl.arange(0, DIM // 4)[None, :]
     there = valid[:, None]
+    if FORM == "bf16":
+        at = base + offsets[:, None] + tl.arange(0, DIM // 2)[None, :]
+        return tl.load(at, mask=there, other=0), tl.load(at + DIM // 2, mask=there, other=0)
+    else:
+        at = base + offsets[:, None] + tl.arange(0, DIM // 4)[None, :]
+        return halves(tl.load(at, mask=there, other=0), flip, FORM)
+
+
+@triton.jit
+def load_values(base, offsets, valid, flip, FORM: tl.constexpr, DIM: tl.constexpr):
+    """Four planes ``[n, DIM / 4]`` of the values at ``offsets``; else as ``load_keys``."""
+    there = valid[:, None]
+    at = base + offsets[:, None] + tl.arange(0, DIM // 4)[None, :]
     first = tl.load(at, mask=there, other=0)
     if FORM == "bf16":
         return (
@@ -62,55 +94,104 @@ def load_rows(base, offsets, valid, FORM: tl.constexpr, DIM: tl.constexpr):
             tl.load(at + DIM // 2, mask=there, other=0),
             tl.load(at + DIM // 4 * 3, mask=there, other=0),
         )
-    elif FORM == "fp8":
-        return decode_word_scaled(first)
     else:
-        return _int8_word(first)
+        return planes(first, flip, FORM)
 
 
 @triton.jit
-def _int8(bits):
-    return bits.to(tl.int16).to(tl.float16, bitcast=True) - 1152.0
+def sign_bits(numbers):
+    """0x00800080 as ``[1, 1]``, from a pointer to some number below 2^30.
 
-
-@triton.jit
-def _int8_word(words):
-    """int32 words -> fp16 of their four bytes, the lowest first.
-
-    A byte ``x``, its sign bit flipped, is ``x + 128`` in 0..255.  Below the upper byte
-    0x64 it reads as fp16 ``1024 + x + 128``, whose last place is 1.
+    The compiler must not know it.  Mask and flip are one operation if one of their two
+    constants is in a register, and given two constants it makes two, for every 64 bytes.
+    As a load it can also be moved to where operands are, which a scalar cannot.
     """
-    even, odd = (words & 0x00FF00FF) ^ 0x64806480, ((words >> 8) & 0x00FF00FF) ^ 0x64806480
-    return _int8(even), _int8(odd), _int8(even >> 16), _int8(odd >> 16)
+    return tl.where(tl.load(numbers + tl.zeros((1, 1), tl.int32)) >= 2**30, 0, 0x00800080)
+
+
+@triton.jit
+def _masked(words, flip, FORM: tl.constexpr):
+    """int32 words -> bits of fp16: of bytes 0 and 2, and of bytes 1 and 3."""
+    if FORM == "fp8":
+        return e4m3_halves(words)
+    else:
+        return (words & 0x00FF00FF) ^ flip, ((words >> 8) & 0x00FF00FF) ^ flip
+
+
+@triton.jit
+def halves(words, flip, FORM: tl.constexpr):
+    """int32 words ``[n, w]`` -> fp16 ``[n, 2 w]`` of even and of odd bytes."""
+    even, odd = _masked(words, flip, FORM)
+    return _both(even, FORM), _both(odd, FORM)
+
+
+@triton.jit
+def planes(words, flip, FORM: tl.constexpr):
+    """int32 words -> fp16 of their four bytes, the lowest first."""
+    even, odd = _masked(words, flip, FORM)
+    return _lower(even, FORM), _lower(odd, FORM), _lower(even >> 16, FORM), _lower(odd >> 16, FORM)
+
+
+@triton.jit
+def _both(bits, FORM: tl.constexpr):
+    pair = tl.join(bits.to(tl.int16), (bits >> 16).to(tl.int16))
+    return _number(tl.reshape(pair, (bits.shape[0], 2 * bits.shape[1])), FORM)
+
+
+@triton.jit
+def _lower(bits, FORM: tl.constexpr):
+    return _number(bits.to(tl.int16), FORM)
+
+
+@triton.jit
+def _number(bits, FORM: tl.constexpr):
+    x = bits.to(tl.float16, bitcast=True)
+    if FORM == "fp8":
+        return with_nan(x)
+    else:
+        return x
 
 
 @triton.jit
 def unscale(FORM: tl.constexpr):
-    """What ``load_rows`` leaves to multiply."""
+    """What operands leave to multiply, of keys and of values."""
     if FORM == "fp8":
         return 256.0
+    elif FORM == "int8":
+        return 16777216.0
     else:
         return 1.0
+
+
+@triton.jit
+def offset_of(factors):
+    """What the 128 in int8 operands ``[.., n]`` adds to products with ``factors`` ``[rows, n]``, to be added: ``[rows]``."""
+    return tl.sum(factors.to(tl.float32), axis=1) * (-128.0 / 16777216.0)
 
 
 @triton.jit
 def load_query(
     base, stride_head, first_head, FORM: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, DIM: tl.constexpr
 ):
-    """One row's queries of one group, as rows are: four planes ``[BLOCK_M, DIM / 4]``.
+    """One row's queries of one group, as keys are: two halves ``[BLOCK_M, DIM / 2]``.
 
-    Also the power of two, ``[BLOCK_M]``, that each query was divided by.
+    Also the power of two, ``[BLOCK_M]``, that each query was divided by, and what has to
+    be added to its products with keys.
     """
     heads = tl.arange(0, BLOCK_M)
-    mine = heads < GROUP
-    q = load_planes(base, first_head + heads, stride_head, mine, FORM, DIM)
+    mine = (heads < GROUP)[:, None]
+    at = base + ((first_head + heads) * stride_head)[:, None]
+    dims = half_dims(FORM, DIM)
+    q = tl.load(at + dims[0][None, :], mask=mine, other=0.0), tl.load(at + dims[1][None, :], mask=mine, other=0.0)
+    bias = tl.zeros((BLOCK_M,), tl.float32)
     if FORM == "bf16":
-        return q, tl.full((BLOCK_M,), 1.0, tl.float32)
+        return q, tl.full((BLOCK_M,), 1.0, tl.float32), bias
     else:
-        largest = tl.maximum(tl.maximum(_largest(q[0]), _largest(q[1])), tl.maximum(_largest(q[2]), _largest(q[3])))
-        power, inverse = power_below(largest)
-        inverse = inverse[:, None]
-        return (_half(q[0], inverse), _half(q[1], inverse), _half(q[2], inverse), _half(q[3], inverse)), power
+        power, inverse = power_below(tl.maximum(_largest(q[0]), _largest(q[1])))
+        q = _half(q[0], inverse[:, None]), _half(q[1], inverse[:, None])
+        if FORM == "int8":
+            bias = offset_of(q[0]) + offset_of(q[1])
+        return q, power, bias
 
 
 @triton.jit

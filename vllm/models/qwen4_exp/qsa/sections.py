@@ -21,6 +21,7 @@ import torch
 from .attention import score_scale, sizes
 from .kernels import finish_kernel, row_kernel
 from .launch import check_queries, check_selection, gate_of, require, rows_of
+from .places import placed
 from .state import State
 from .tiles import Tile, tile_for
 
@@ -82,12 +83,13 @@ def attend_section(
     if not q.shape[0]:
         return
     tile = tile or tile_for(rows.form, q.device)
-    row_kernel[(q.shape[0], kv_heads)](
-        q, q.stride(0), q.stride(1), rows.keys, rows.values, rows.key_scales, rows.value_scales, selected, block_table,
-        block_table.stride(0), token_to_req, columns, *state, None, 0, 0, None, 0, 0, score_scale(dim, k_scale), 1.0,
-        block_table.shape[0], keys.shape[0], block_table.shape[1], **sizes(rows, group, dim, width, tile), STAGES=tile.prefill_stages,
-        num_stages=tile.prefill_stages,
-    )  # fmt: skip
+    for part, places in placed(rows, selected, block_table, token_to_req, columns):
+        row_kernel[(len(places), kv_heads)](
+            q[part], q.stride(0), q.stride(1), rows.keys, rows.values, rows.key_scales, rows.value_scales, places,
+            selected[part], token_to_req[part], columns[part], *(tensor[part] for tensor in state),
+            None, 0, 0, None, 0, 0, score_scale(dim, k_scale), 1.0, block_table.shape[0],
+            **sizes(rows, group, dim, width, tile), STAGES=tile.prefill_stages, num_stages=tile.prefill_stages,
+        )  # fmt: skip
 
 
 def finish(state: State, out: torch.Tensor, *, output_gate: torch.Tensor, v_scale: float = 1.0) -> torch.Tensor:

@@ -10,7 +10,7 @@ because the hardware has ``2^x``.
 from vllm.triton_utils import tl, triton
 
 from . import state
-from .operands import load_rows, power_below, unscale
+from .operands import load_keys, load_values, offset_of, power_below, unscale
 
 NOTHING = tl.constexpr(state.NOTHING)
 
@@ -24,11 +24,11 @@ def no_columns(ROWS: tl.constexpr, DIM: tl.constexpr):
 
 @triton.jit
 def first_unit(FORM: tl.constexpr):
-    """What sums have to be multiplied with, before ``add_columns``."""
+    """What sums have to be multiplied with, before ``add_columns``, ``unscale`` aside."""
     if FORM == "int8":
         return tl.full((), 2.0**-100, tl.float32)
     else:
-        return tl.full((), unscale(FORM), tl.float32)
+        return tl.full((), 1.0, tl.float32)
 
 
 @triton.jit
@@ -39,40 +39,31 @@ def times(planes, factor):
 
 @triton.jit
 def add_columns(
-    sums, maximum, normaliser, unit, q, score_scale, selected, first, end, table, table_width, num_blocks, keys, values,
-    key_scales, value_scales, kv_head,
-    FORM: tl.constexpr, LAYOUT: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr,
+    sums, maximum, normaliser, unit, q, bias, score_scale, flip, place, keys, values, key_scales, value_scales, kv_head,
+    FORM: tl.constexpr, LAYOUT: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """The state and its unit, with ``BLOCK_N`` columns from ``first`` on, before ``end``.
+    """The state and its unit, with the columns that lie at ``place`` (``places.py``).
 
     Args:
+        q, bias: of ``load_query``.
         score_scale: ``[rows]``; by which products of queries and stored keys become scores.
-        selected: the row's list of tokens.
-        table: the request's blocks.
+        flip: of ``sign_bits``.
         LAYOUT: a ``launch.Layout``.  Strides are compile-time constants: from them the
             compiler knows how many bytes it may load at once.  A multiple of 16, all
             that it is told about variables, is not what rows of 520 bytes have.
 
     """
-    columns = first + tl.arange(0, BLOCK_N)
-    token = tl.load(selected + columns, mask=columns < end, other=-1)
-    page = tl.maximum(token, 0) // LAYOUT.block_size
-    place = tl.maximum(token, 0) % LAYOUT.block_size
-    valid = (token >= 0) & (page < table_width)
-    block = tl.load(table + page, mask=valid, other=-1)
-    # Blocks that are not there, and entries past the end, are never read: what lies in
-    # an unused page may be NaN, and zero times NaN is NaN.
-    valid = valid & (block >= 0) & (block < num_blocks)
-    block = tl.maximum(block, 0).to(tl.int64)
+    # What is not there is never read: an unused page may hold NaN, and zero times NaN is NaN.
+    valid = place >= 0
+    block = (place >> LAYOUT.place_bits).to(tl.int64)
+    place = place & ((1 << LAYOUT.place_bits) - 1)
     at = block * LAYOUT.key_block + (place * LAYOUT.key_token + kv_head * LAYOUT.key_head + LAYOUT.key_shift)
-    k = load_rows(keys, at, valid, FORM, DIM)
+    k = load_keys(keys, at, valid, flip, FORM, DIM)
     at = block * LAYOUT.value_block + (place * LAYOUT.value_token + kv_head * LAYOUT.value_head + LAYOUT.value_shift)
-    v = load_rows(values, at, valid, FORM, DIM)
+    v = load_values(values, at, valid, flip, FORM, DIM)
 
-    scores = tl.dot(q[0], tl.trans(k[0]))
-    scores = tl.dot(q[1], tl.trans(k[1]), acc=scores)
-    scores = tl.dot(q[2], tl.trans(k[2]), acc=scores)
-    scores = tl.dot(q[3], tl.trans(k[3]), acc=scores) * (score_scale * unscale(FORM))[:, None]
+    scores = tl.dot(q[0], tl.trans(k[0]), acc=tl.broadcast_to(bias[:, None], (q[0].shape[0], k[0].shape[0])))
+    scores = tl.dot(q[1], tl.trans(k[1]), acc=scores) * (score_scale * unscale(FORM))[:, None]
     if FORM == "int8":
         at = block * LAYOUT.scale_block + (place * LAYOUT.scale_token + kv_head * LAYOUT.scale_head)
         scores = scores * tl.load(key_scales + at, mask=valid, other=0.0)[None, :]
@@ -90,7 +81,17 @@ def add_columns(
         fade = fade * (unit * inverse)
         unit = grown
     p = p.to(v[0].dtype)
-    sums = times(sums, fade[:, None])
+    fade = tl.broadcast_to(fade[:, None], sums[0].shape)
+    if FORM == "int8":
+        less = tl.broadcast_to(offset_of(p)[:, None], sums[0].shape)
+        sums = (
+            tl.math.fma(sums[0], fade, less),
+            tl.math.fma(sums[1], fade, less),
+            tl.math.fma(sums[2], fade, less),
+            tl.math.fma(sums[3], fade, less),
+        )
+    else:
+        sums = times(sums, fade)
     sums = (
         tl.dot(p, v[0], acc=sums[0]),
         tl.dot(p, v[1], acc=sums[1]),

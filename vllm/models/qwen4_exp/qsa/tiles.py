@@ -20,8 +20,8 @@ class Tile:
         block_n: columns in one product.
         split: columns between two joins; decode gives each split a program.
         warps: warps of a program.
-        decode_stages, prefill_stages: steps of the loop's pipeline: 1 is none, 2 loads the
-            next tile's rows during this one's products, 3 its list of blocks as well.
+        decode_stages, prefill_stages: steps of the loop's pipeline: 1 is none, 2 copies the
+            next tile's rows as this one's are used, 3 to another place meanwhile.
 
     """
 
@@ -36,28 +36,26 @@ class Tile:
             raise ValueError(f"a split of {self.split} columns is no whole number of tiles of {self.block_n}")
 
 
-# Chosen without a GPU, from what kernels compile to and what the cards have (docs/
-# ampere-multigpu/roofline.md, python -m benchmarks.qsa_kernels.compiled); to be replaced by
-# what `python -m benchmarks.qsa_kernels --sweep` finds.
+# Chosen from what kernels compile to and what the cards have (docs/ampere-multigpu/roofline.md,
+# python -m benchmarks.qsa_kernels.compiled); `python -m benchmarks.qsa_kernels --sweep` times
+# candidates on a GPU.
 #
-#   block_n  Keys and values of a tile lie in shared memory beside the next tile's: at 64
-#            columns bf16 takes 75 KiB, and one program fills an sm_86 or sm_89. At 32 there
-#            are two of bf16, two of int8, three of fp8, so that one multiplies while another
-#            waits. sm_80 and sm_90 have room for 64, multiply four times as fast, and gain
-#            from a third fewer instructions a column.
+#   block_n  Keys and values of a tile lie in shared memory. At 32 columns there are three
+#            programs of one-byte rows on an sm_86 or sm_89, two of bf16, so that one multiplies
+#            while another waits; registers allow as many. At 64 one-byte rows issue a tenth
+#            fewer instructions a column, and two programs fit, of any card's registers.
 #   split    A request alone should fill the card: 2048 columns in splits of 64 are 66
 #            programs, of 128 half of that. But partial states are written and read again:
 #            at 64 as many bytes as three quarters of int8 K/V. They stay in the L2 of
 #            sm_80, sm_89 and sm_90 (40, 72, 50 MB); sm_86's 6 MB hold eight requests' at 128.
-#   warps    At 4 nothing spills but int8 at 64 columns, which needs 254 registers of 255 and
-#            takes 8. At 2 nearly all spill; at 8 and 32 columns half of a warp's
-#            instructions are addresses.
-#   stages   Rows one tile ahead. A third stage prefetches lists of blocks and no rows: it
-#            costs a few hundred bytes; on sm_90 it also keeps bf16's prefill from spilling.
+#   warps    At 4 nothing spills. At 2 sums take all registers.
+#   stages   Rows one tile ahead. A third stage gives rows a second place in shared memory, so
+#            that their copies run during all of this tile's products; on sm_90 it also keeps
+#            bf16's prefill from spilling.
 TILES: dict[tuple[int, KVFormat], Tile] = {
     (80, BF16): Tile(64, 64, 4, 2, 2),
-    (80, FP8): Tile(64, 64, 4, 2, 2),
-    (80, INT8): Tile(64, 64, 8, 2, 2),
+    (80, FP8): Tile(32, 64, 4, 2, 2),
+    (80, INT8): Tile(32, 64, 4, 2, 2),
     (86, BF16): Tile(32, 128, 4, 2, 2),
     (86, FP8): Tile(32, 128, 4, 2, 2),
     (86, INT8): Tile(32, 128, 4, 2, 2),
@@ -65,8 +63,8 @@ TILES: dict[tuple[int, KVFormat], Tile] = {
     (89, FP8): Tile(32, 64, 4, 2, 2),
     (89, INT8): Tile(32, 64, 4, 2, 2),
     (90, BF16): Tile(64, 64, 4, 2, 3),
-    (90, FP8): Tile(64, 64, 4, 2, 2),
-    (90, INT8): Tile(64, 64, 8, 2, 2),
+    (90, FP8): Tile(32, 64, 4, 2, 2),
+    (90, INT8): Tile(32, 64, 4, 2, 2),
 }
 _ROW = {80: 80, 86: 86, 87: 86, 89: 89, 90: 90}
 # Triton's interpreter: products of the smallest size, two of them a split.
