@@ -190,6 +190,17 @@ def test_strangers_are_not_listened_to(relayed):
     assert ngram_table._sockets() == []
 
 
+def test_a_server_without_the_figures_is_better_than_none(word, worker, monkeypatch):
+    said = []
+    monkeypatch.setattr(ngram_table_relay.logger, "warning", lambda text, *rest: said.append(text % rest))
+    # Reserved for documentation: nobody's.
+    ngram_table_relay.listen("192.0.2.1")
+    assert "cannot listen at 192.0.2.1" in said[0] and ngram_table.RELAY not in os.environ
+    show()
+    worker(0, 5)
+    assert set(scraped().values()) == {5}
+
+
 def test_what_cannot_be_seen_is_said(word, monkeypatch):
     said = []
     monkeypatch.setattr(logging.Logger, "warning", lambda self, text, *rest: said.append(text))

@@ -17,7 +17,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.v1.metrics import ngram_table
+
+logger = init_logger(__name__)
 
 #: Less than whoever asks has: it must hear from the others, too.
 _PATIENCE = 0.7
@@ -31,10 +34,22 @@ class _Lost(OSError):
 
 
 def listen(host: str) -> None:
-    """In the engine core, before workers start: be there for them, at an address of this machine that they can reach."""
+    """In the engine core, before workers start: be there for them, at an address of this machine that they can reach.
+
+    Where the address is not this machine's, as behind a translation of addresses, a server without these figures is
+    better than none.
+    """
     ngram_table.prepare()
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, 0), family=family)
+    try:
+        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        logger.warning(
+            "No vllm:ngram_table_* on /metrics from stages on other machines: cannot listen at %s, which Ray calls this "
+            "machine (%s). Give `ray start` here a --node-ip-address that it has.",
+            host,
+            error,
+        )
+        return
     os.environ[ngram_table.RELAY] = f"{host} {listener.getsockname()[1]}"
     threading.Thread(target=_accept, args=(listener,), name="ngram-relay", daemon=True).start()
 
