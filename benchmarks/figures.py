@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import checkpoint_pages, claims, kv_pages
+from benchmarks import checkpoint_pages, claims, kv_pages, stress_tables
 from benchmarks import formats_table as formats
 from benchmarks import host_kv_tables as host_kv
 from benchmarks import host_time_tables as host_time
@@ -50,7 +50,7 @@ def demo_table() -> str:
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"demo figures": demo_table},
     "docs/ampere-multigpu/benchmarks.md": claims.PAGE,
-    "docs/ampere-multigpu/pipeline.md": pipeline.PAGE | rates.PAGE,
+    "docs/ampere-multigpu/pipeline.md": pipeline.PAGE | rates.PAGE | stress_tables.PAGE,
     "docs/ampere-multigpu/faults.md": faults.PAGE,
     "docs/ampere-multigpu/ray.md": ray_stages.PAGE,
     "docs/ampere-multigpu/check.md": checkpoint_pages.PAGE,
