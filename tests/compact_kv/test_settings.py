@@ -18,8 +18,10 @@ from vllm.models.qwen4_exp.compact_kv.settings import (
     SkippedLayerWithoutKV,
     check_kv_cache,
     layers_with_kv,
+    needs_checkpoint_scales,
 )
 from vllm.models.qwen4_exp.qsa.formats import CACHE_DTYPES
+from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
 
 
 def configured(cache_dtype="auto", skipped=(), quantization=None, kernels=None):
@@ -72,11 +74,66 @@ def test_skipping_a_layer_without_kv_is_refused(entry):
         check_kv_cache(configured("fp8", ["3", entry]))
 
 
-def test_scales_of_a_checkpoint_are_refused():
-    quantization = {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
-    with pytest.raises(CheckpointKVScales, match="'num_bits': 8.*set it to null.*int8_per_token_head"):
-        check_kv_cache(configured("fp8", quantization=quantization))
-    check_kv_cache(configured("fp8", quantization=quantization | {"kv_cache_scheme": None}))
+FP8_SCHEME = {"num_bits": 8, "type": "float", "dynamic": False}
+DECLARED = {
+    "compressed-tensors": {"quant_method": "compressed-tensors", "kv_cache_scheme": FP8_SCHEME},
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": FP8_SCHEME},
+    "modelopt, by algorithm": {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+    "modelopt, nested": {"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "NVFP4"}},
+    "hf_quant_config.json": {"producer": {"name": "modelopt"}, "quantization": {"kv_cache_quant_algo": "FP8"}},
+}
+
+
+@pytest.fixture
+def warned(monkeypatch):
+    texts: list[str] = []
+    monkeypatch.setattr(settings.logger, "warning_once", lambda text, *values: texts.append(text % values))
+    return texts
+
+
+@pytest.mark.parametrize("name", DECLARED)
+@pytest.mark.parametrize("cache_dtype", ["auto", "fp8", "fp8_e4m3", "nvfp4"])
+def test_scales_of_a_checkpoint_are_refused(name, cache_dtype, warned):
+    """Also where upstream has put the checkpoint's format in place of auto, which nobody asked for."""
+    with pytest.raises(CheckpointKVScales) as refusal:
+        check_kv_cache(configured(cache_dtype, quantization=DECLARED[name]))
+    said, way_out = str(refusal.value).split("; use ")
+    assert ("kv_cache_scheme={'num_bits': 8" in said) or ("kv_cache_quant_algo='" in said)
+    assert way_out.startswith("--kv-cache-dtype int8_per_token_head") and "bfloat16" in way_out and "null" in way_out
+    assert not warned
+
+
+@pytest.mark.parametrize("name", DECLARED)
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "int8_per_token_head"])
+def test_an_explicit_format_wins_over_a_checkpoints(name, cache_dtype, warned):
+    check_kv_cache(configured(cache_dtype, quantization=DECLARED[name]))
+    (text,) = warned
+    assert f"kept in {cache_dtype}, as --kv-cache-dtype asks" in text and "kv_cache_" in text
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_an_entry_that_is_null_declares_nothing(name, warned):
+    def emptied(held):
+        empty = {key: None for key in held if key.startswith("kv_cache_")}
+        return held | empty | {key: emptied(held[key]) for key in held if key == "quantization"}
+
+    check_kv_cache(configured("fp8", quantization=emptied(DECLARED[name])))
+    assert not warned
+
+
+def test_the_layer_asks_the_same():
+    quantized, plain = SimpleNamespace(kv_cache_scheme=FP8_SCHEME), SimpleNamespace(kv_cache_scheme=None)
+    assert [needs_checkpoint_scales(quantized, name) for name in CACHE_DTYPES] == [
+        name not in ("bfloat16", "int8_per_token_head") for name in CACHE_DTYPES
+    ]
+    assert not any(needs_checkpoint_scales(held, "fp8") for held in (plain, None))
+
+
+def test_upstream_puts_the_checkpoints_format_in_place_of_auto():
+    """Of ModelOpt's configs; it is why a dtype that nobody asked for is seen here."""
+    hf_config = SimpleNamespace(quantization_config=DECLARED["modelopt, by algorithm"])
+    assert resolve_kv_cache_dtype_string("auto", SimpleNamespace(hf_config=hf_config)) == "fp8_e4m3"
+    assert resolve_kv_cache_dtype_string("bfloat16", SimpleNamespace(hf_config=hf_config)) == "bfloat16"
 
 
 def test_amd_says_itself_what_it_serves(monkeypatch):

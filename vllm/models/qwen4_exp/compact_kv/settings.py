@@ -6,8 +6,9 @@ Upstream refuses a dtype when the first layer is built: in a worker, after proce
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from vllm.logger import init_logger
 from vllm.models.qwen4_exp.compact_kv.choice import chosen
 from vllm.models.qwen4_exp.qsa.formats import CACHE_DTYPES, kv_format
 from vllm.platforms import current_platform
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, Qwen4ExpTextConfig
 
     from vllm.config import CacheConfig, VllmConfig
+
+logger = init_logger(__name__)
 
 OPTION = "--kv-cache-dtype"
 SKIP_OPTION = "--kv-cache-dtype-skip-layers"
@@ -44,7 +47,7 @@ class SkippedLayerWithoutKV(KVCacheSettingError):
 
 
 class CheckpointKVScales(KVCacheSettingError):
-    """The checkpoint brings scales for its K/V, which nothing here would read."""
+    """The checkpoint declares a format for K/V, with scales that nothing here would read, and no other was asked for."""
 
 
 def check_kv_cache(vllm_config: VllmConfig) -> None:
@@ -54,14 +57,15 @@ def check_kv_cache(vllm_config: VllmConfig) -> None:
     which.
 
     Raises:
-        KVCacheDtypeNotServed, SkippedLayerWithoutKV, CheckpointKVScales, UnknownKernels: in this order.
+        CheckpointKVScales, KVCacheDtypeNotServed, SkippedLayerWithoutKV, UnknownKernels: in this order. A dtype that
+            nobody asked for may be the checkpoint's, put in place of auto.
     """
     if current_platform.is_rocm():
         return
     cache_config = vllm_config.cache_config
+    check_checkpoint(vllm_config.model_config.hf_config, cache_config.cache_dtype)
     check_dtype(cache_config.cache_dtype)
     check_skipped(cache_config, vllm_config.model_config.hf_text_config)
-    check_checkpoint(vllm_config.model_config.hf_config)
     # Stand-ins for a VllmConfig do not have every field. Layers that are skipped keep bf16.
     for cache_dtype in (
         {cache_config.cache_dtype, "auto"} if cache_config.kv_cache_dtype_skip_layers else {cache_config.cache_dtype}
@@ -78,16 +82,56 @@ def check_dtype(cache_dtype: str) -> None:
         )
 
 
-def check_checkpoint(hf_config: PretrainedConfig) -> None:
-    """Raises CheckpointKVScales. The quantization object itself is made later, and refused in a worker."""
-    quantization = getattr(hf_config, "quantization_config", None)
-    scheme = quantization.get("kv_cache_scheme") if isinstance(quantization, dict) else None
-    if scheme is not None:
-        raise CheckpointKVScales(
-            f"the checkpoint's quantization_config has kv_cache_scheme={scheme!r}, and scales of K/V in a checkpoint are "
-            f"not read; set it to null in config.json and use {OPTION} int8_per_token_head, which measures its scales, or "
-            "fp8, whose scale is 1.0"
+#: What a user who does not want the checkpoint's format asks for; neither needs a scale from the files.
+_OWN_SCALES = ("bfloat16", "int8_per_token_head")
+
+
+def check_checkpoint(hf_config: PretrainedConfig, cache_dtype: str) -> None:
+    """Say that the checkpoint's K/V format is not used, or refuse where it would be.
+
+    An explicit dtype wins over what a checkpoint declares, as everywhere in vLLM. Without one (auto, or what upstream
+    made of it) and with fp8 the scales in the files would be due, and are not read: the numbers would be others than
+    the checkpoint's author measured.
+
+    Raises:
+        CheckpointKVScales: the quantization object itself is made later, and refused in a worker.
+    """
+    if not (declared := declared_kv_format(getattr(hf_config, "quantization_config", None))):
+        return
+    if cache_dtype in _OWN_SCALES:
+        logger.warning_once(
+            "K/V are kept in %s, as %s asks; the checkpoint declares %s, and its scales are not used.",
+            cache_dtype,
+            OPTION,
+            declared,
         )
+        return
+    raise CheckpointKVScales(
+        f"the checkpoint's quantization config has {declared}, and scales of K/V in a checkpoint are not read; use "
+        f"{OPTION} int8_per_token_head, which measures its scales, or bfloat16, or set the entry to null for fp8 with a "
+        "scale of 1.0"
+    )
+
+
+def needs_checkpoint_scales(quantization: object, cache_dtype: str) -> bool:
+    """Whether a layer would need them; the object's form of the question above, asked as the layer is built."""
+    return getattr(quantization, "kv_cache_scheme", None) is not None and cache_dtype not in _OWN_SCALES
+
+
+def declared_kv_format(quantization: Any) -> str:
+    """The entry that declares a format for K/V, e.g. "kv_cache_quant_algo='FP8'"; "" without one.
+
+    compressed-tensors and later ModelOpt have kv_cache_scheme; ModelOpt has kv_cache_quant_algo, beside the other keys
+    or in an object "quantization", which is how hf_quant_config.json comes here too.
+    """
+    if not isinstance(quantization, dict):
+        return ""
+    inner = quantization.get("quantization")
+    for holder in (quantization, inner if isinstance(inner, dict) else {}):
+        for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+            if value := holder.get(key):
+                return f"{key}={value!r}"
+    return ""
 
 
 def check_skipped(cache_config: CacheConfig, text_config: Qwen4ExpTextConfig) -> None:
