@@ -141,7 +141,8 @@ def times(scene: Scene, rate: float | None, tries: bool) -> Iterator[dict]:
         yield {"what": name} | measured(call)
         with mock.patch.object(module, rest, nothing):
             yield {"what": f"{name}, scores alone"} | measured(call)
-    for name, changes in tried.SETTINGS.items() if tries else ():
+    settings = tried.PROMPT if prompt else tried.DECODE
+    for name, changes in settings.items() if tries else ():
         with tried.applied(changes):
             yield {"what": f"ours, {name}"} | measured(calls[-1][1])
 

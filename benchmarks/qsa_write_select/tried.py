@@ -6,12 +6,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from vllm.models.qwen4_exp.qsa import select
+from vllm.models.qwen4_exp.qsa import score, select
 
 #: name -> what is changed for it: module, name, value
-SETTINGS = {
+ALWAYS = {
     "16 integers a thread": [(select, "_IN_A_THREAD", 16)],
     "64 integers a thread": [(select, "_IN_A_THREAD", 64)],
+}
+DECODE = ALWAYS | {
+    "1 tile a program": [(score, "_DECODE_TILES", 1)],
+    "2 tiles a program": [(score, "_DECODE_TILES", 2)],
+}
+PROMPT = ALWAYS | {
+    "64 rows a tile": [(score, "_PROMPT_ROWS", 64)],
+    "8 tiles a program": [(score, "_PROMPT_TILES", 8)],
+    "32 tiles a program": [(score, "_PROMPT_TILES", 32)],
 }
 
 

@@ -36,7 +36,7 @@ def scene(**changes) -> selection.Scene:
 
 def test_scores_alone_and_other_settings():
     measured = [row["what"] for row in selection.times(scene(rows=1, context=140), None, tries=True)]
-    assert measured == ["ours", "ours, scores alone", *(f"ours, {name}" for name in tried.SETTINGS)]
+    assert measured == ["ours", "ours, scores alone", *(f"ours, {name}" for name in tried.DECODE)]
 
 
 def test_the_checks_notice_another_tie(monkeypatch):

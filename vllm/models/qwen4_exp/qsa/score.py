@@ -21,9 +21,15 @@ BLOCK_N = 64
 # 65,536 and 512, 8 and 16 make that the least, and of fewer columns 8 do.
 RUN = 8
 
+# Rows of a prompt in a tile: q of 64 and two key tiles leave no room for a second program in the 99 KiB of sm_86.
+_PROMPT_ROWS = 32
+# Key tiles of a program: a decode row spreads over many, a prompt has rows enough and reads q less often.
+_DECODE_TILES = 4
+_PROMPT_TILES = 16
+
 _WITHOUT_SIGN = tl.constexpr(0x7FFFFFFF)
-# Not the largest integer: one above it, the end of a range, has to be one as well.
-_NAN = tl.constexpr(0x7FFFFFFE)
+# One above the largest that is written, the end of a range, has to be an integer as well.
+_MOST = tl.constexpr(0x7FFFFFFE)
 
 
 # Prompts follow the decodes of a batch, so these pointers may start anywhere: each alignment
@@ -62,7 +68,7 @@ def _score_kernel(
     STAGES: tl.constexpr,
 ):
     # Rows of the work space are batch rows from first_row on.
-    HEADS_P: tl.constexpr = triton.next_power_of_2(HEADS)
+    HEADS_P: tl.constexpr = max(2, triton.next_power_of_2(HEADS))
     DIM_P: tl.constexpr = max(16, triton.next_power_of_2(DIM))
     request = tl.program_id(0)
     if QUERY_LEN > 0:
@@ -87,8 +93,12 @@ def _score_kernel(
 
     dim = tl.arange(0, DIM_P)
     lane = tl.arange(0, TILE_R * HEADS_P)
-    q_row = begin + lane // HEADS_P
-    head = lane % HEADS_P
+    # A thread of the matrix instruction holds two neighbours of each eight lanes: all heads of some of the rows.
+    q_row = begin + lane % (2 * TILE_R) // 2
+    head = lane // (2 * TILE_R) * 2 + lane % 2
+    # And of 16 keys the first or second eight of one place: neighbours here.
+    member = tl.arange(0, BLOCK_N)
+    member = member // 16 * 16 + member % 8 * 2 + member // 8 % 2
     query = tl.load(
         q_ptr + q_row[None, :].to(tl.int64) * stride_q_row + head[None, :] * stride_q_head + dim[:, None],
         mask=(q_row < end)[None, :] & (head < HEADS)[None, :] & (dim < DIM)[:, None],
@@ -96,7 +106,7 @@ def _score_kernel(
     )
     at_row = (row - first_row).to(tl.int64)
     for number in tl.range(tile, last_tile, num_stages=STAGES):
-        column = number * BLOCK_N + tl.arange(0, BLOCK_N)
+        column = number * BLOCK_N + member
         live = column < most
         page = tl.load(
             page_table_ptr + request.to(tl.int64) * stride_table + tl.minimum(column // PAGE, page_table_width - 1),
@@ -114,9 +124,12 @@ def _score_kernel(
         )
         product = tl.dot(key, query, out_dtype=tl.float32)
         product = tl.maximum(product, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        score = tl.sum(tl.reshape(product, (BLOCK_N, TILE_R, HEADS_P)), axis=2)
-        # The sign bit of a -0 goes; a NaN's may be set.
-        ordered = tl.where(score == score, score.to(tl.int32, bitcast=True) & _WITHOUT_SIGN, _NAN)
+        product = tl.sum(tl.reshape(product, (BLOCK_N, HEADS_P // 2, TILE_R, 2)), axis=3)
+        score = tl.reshape(tl.sum(product, axis=1), (BLOCK_N // 16, 2, 8, TILE_R))
+        score = tl.reshape(tl.permute(score, (0, 2, 1, 3)), (BLOCK_N, TILE_R))
+        column = number * BLOCK_N + tl.arange(0, BLOCK_N)
+        # The sign bit of a -0 goes, and a NaN's, which is above infinity without.
+        ordered = tl.minimum(score.to(tl.int32, bitcast=True) & _WITHOUT_SIGN, _MOST)
         # To the tile's end, so that who reads whole runs need not look where the row ends.
         ordered = tl.where(column[:, None] < visible[None, :], ordered, -1)
         tl.store(keys_ptr + at_row[None, :] * stride_keys + column[:, None], ordered, mask=(row < end)[None, :])
@@ -158,13 +171,11 @@ def score_groups(
 
     """
     count, columns = keys.shape
-    heads = triton.next_power_of_2(q.shape[1])
+    heads = max(2, triton.next_power_of_2(q.shape[1]))
     # A tile holds a decode request whole, and at least 16 query heads: fewer would not
-    # take the matrix instruction.  32 rows of a prompt, because q of 64 and two key
-    # tiles leave no room for a second program in the 99 KiB of sm_86.
-    tile_rows = max(16 // heads, 1, triton.next_power_of_2(query_len)) if query_len else 32
-    # A decode row spreads over many programs; a prompt has rows enough and reads q less often.
-    tiles = 4 if query_len else 16
+    # take the matrix instruction.  Four rows, so that a thread has all heads of one.
+    tile_rows = max(16 // heads, 4, triton.next_power_of_2(query_len)) if query_len else _PROMPT_ROWS
+    tiles = _DECODE_TILES if query_len else _PROMPT_TILES
     grid = (
         page_table.shape[0],
         triton.cdiv(min(count, max_query_len), tile_rows),
