@@ -14,8 +14,8 @@ ALWAYS = {
     "64 integers a thread": [(select, "_IN_A_THREAD", 64)],
 }
 DECODE = ALWAYS | {
-    "1 tile a program": [(score, "_DECODE_TILES", 1)],
-    "2 tiles a program": [(score, "_DECODE_TILES", 2)],
+    "1,024 programs": [(score, "_DECODE_PROGRAMS", 1024)],
+    "256 programs": [(score, "_DECODE_PROGRAMS", 256)],
 }
 PROMPT = ALWAYS | {
     "64 rows a tile": [(score, "_PROMPT_ROWS", 64)],

@@ -36,7 +36,7 @@ SCORE = (
     | integers(
         "I32", "stride_q_row stride_q_head stride_cache_page stride_cache_token stride_table stride_keys stride_tops"
     )
-    | integers("i32", "first_row num_rows page_table_width")
+    | integers("i32", "first_row num_rows page_table_width tiles")
 )
 COUNT = {"logits_ptr": "*bf16", "counts_ptr": "*i32", "stride": "I32", "vocab_size": "I32"}
 SELECT = pointers("i32", "keys run_tops visible out") | integers("I32", "stride_keys stride_tops stride_out")
@@ -70,13 +70,13 @@ def cases() -> dict[str, dict]:
         "scores of a decode": (
             "qsa.score._score_kernel",
             SCORE,
-            SCORE_CONSTANTS | dict(QUERY_LEN=1, TILE_R=4, TILES=4),
+            SCORE_CONSTANTS | dict(QUERY_LEN=1, TILE_R=4),
             4,
         ),
         "scores of a prompt": (
             "qsa.score._score_kernel",
             SCORE,
-            SCORE_CONSTANTS | dict(QUERY_LEN=0, TILE_R=32, TILES=16),
+            SCORE_CONSTANTS | dict(QUERY_LEN=0, TILE_R=32),
             4,
         ),
         "512 of 2,048": ("qsa.select._select_kernel", SELECT, dict(RUN=8, BUDGET=512, RUNS=256, HELD=256), 2),

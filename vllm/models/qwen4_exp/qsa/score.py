@@ -23,8 +23,10 @@ RUN = 8
 
 # Rows of a prompt in a tile: q of 64 and two key tiles leave no room for a second program in the 99 KiB of sm_86.
 _PROMPT_ROWS = 32
-# Key tiles of a program: a decode row spreads over many, a prompt has rows enough and reads q less often.
-_DECODE_TILES = 4
+# A program of a decode takes one key tile as long as no more programs than this start; most find nothing to do where
+# block tables have room for more than the context.
+_DECODE_PROGRAMS = 16384
+# Key tiles of a program of a prompt, which has rows enough and reads q less often.
 _PROMPT_TILES = 16
 
 _WITHOUT_SIGN = tl.constexpr(0x7FFFFFFF)
@@ -35,7 +37,7 @@ _MOST = tl.constexpr(0x7FFFFFFE)
 # Prompts follow the decodes of a batch, so these pointers may start anywhere: each alignment
 # would be compiled when it first comes, while requests wait.
 @triton.jit(
-    do_not_specialize=["first_row", "num_rows", "page_table_width"],
+    do_not_specialize=["first_row", "num_rows", "page_table_width", "tiles"],
     do_not_specialize_on_alignment=["page_table_ptr", "query_start_ptr", "visible_ptr"],
 )
 def _score_kernel(
@@ -56,6 +58,7 @@ def _score_kernel(
     first_row,
     num_rows,
     page_table_width,
+    tiles,
     PAGE: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -64,7 +67,6 @@ def _score_kernel(
     TILE_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
     RUN: tl.constexpr,
-    TILES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     # Rows of the work space are batch rows from first_row on.
@@ -85,11 +87,11 @@ def _score_kernel(
     row = begin + tl.arange(0, TILE_R)
     visible = tl.load(visible_ptr + row, mask=row < end, other=0)
     most = tl.max(visible, axis=0)
-    tile = tl.program_id(2) * TILES
+    tile = tl.program_id(2) * tiles
     # Rows that see no more than the budget are not ranked.
     if (most <= BUDGET) | (tile * BLOCK_N >= most):
         return
-    last_tile = tl.minimum(tile + TILES, tl.cdiv(most, BLOCK_N))
+    last_tile = tl.minimum(tile + tiles, tl.cdiv(most, BLOCK_N))
 
     dim = tl.arange(0, DIM_P)
     lane = tl.arange(0, TILE_R * HEADS_P)
@@ -175,11 +177,12 @@ def score_groups(
     # A tile holds a decode request whole, and at least 16 query heads: fewer would not
     # take the matrix instruction.  Four rows, so that a thread has all heads of one.
     tile_rows = max(16 // heads, 4, triton.next_power_of_2(query_len)) if query_len else _PROMPT_ROWS
-    tiles = _DECODE_TILES if query_len else _PROMPT_TILES
+    key_tiles = triton.cdiv(columns, BLOCK_N)
+    tiles = triton.cdiv(page_table.shape[0] * key_tiles, _DECODE_PROGRAMS) if query_len else _PROMPT_TILES
     grid = (
         page_table.shape[0],
         triton.cdiv(min(count, max_query_len), tile_rows),
-        triton.cdiv(columns, BLOCK_N * tiles),
+        triton.cdiv(key_tiles, tiles),
     )
     _score_kernel[grid](
         q,
@@ -197,6 +200,7 @@ def score_groups(
         first_row,
         count,
         page_table.shape[1],
+        tiles,
         PAGE=k_cache.shape[1],
         HEADS=q.shape[1],
         DIM=q.shape[2],
@@ -205,7 +209,6 @@ def score_groups(
         TILE_R=tile_rows,
         BLOCK_N=BLOCK_N,
         RUN=RUN,
-        TILES=tiles,
         STAGES=2,
         num_warps=4,
     )
