@@ -112,6 +112,8 @@ def measure(kind: str, form: KVFormat, arch: int, tile: Tile) -> dict:
         if types[name].startswith("*") or name in _ROUND
     }
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
+    if kind in KERNELS:
+        options["maxnreg"] = tile.registers
     made = triton.compile(ASTSource(function, types, constants, aligned), GPUTarget("cuda", arch, 32), options)
     return {
         "kernel": kind, "format": form.name, "arch": arch, "block_n": tile.block_n, "split": tile.split,

@@ -33,8 +33,9 @@ def ours(tile: Tile) -> Kernel:
         )  # fmt: skip
 
     stages = f"stages {tile.decode_stages}/{tile.prefill_stages}"
+    most = f", {tile.registers} registers" if tile.registers else ""
     return Kernel(
-        {"kernel": "ours", "tile": f"{tile.block_n}/{tile.split}, {tile.warps} warps, {stages}"}, attention, tile
+        {"kernel": "ours", "tile": f"{tile.block_n}/{tile.split}, {tile.warps} warps, {stages}{most}"}, attention, tile
     )
 
 
@@ -66,10 +67,13 @@ def kernels(form: KVFormat, device: str, tiles: list[Tile]) -> Iterator[Kernel]:
 
 def candidates(form: KVFormat) -> list[Tile]:
     """What a sweep tries: the table's, and few others, by what they compile to (`compiled.py`)."""
-    one_byte = ((32, 128, 4, 3), (32, 128, 2, 2), (32, 128, 2, 3), (32, 128, 1, 3), (64, 128, 4, 2), (64, 128, 2, 2))
-    more = ((64, 64, 2, 2), (64, 128, 2, 2), (32, 128, 2, 2), (32, 128, 1, 3)) if form is BF16 else one_byte
-    table = [tile for (_, of), tile in TILES.items() if of is form]
-    return list(dict.fromkeys(table + [Tile(n, split, warps, stages, stages) for n, split, warps, stages in more]))
+    one_byte = (
+        (32, 128, 4, 3), (32, 128, 4, 2, 128), (32, 128, 2, 2, 168), (32, 128, 2, 3, 168), (32, 128, 1, 3),
+        (64, 128, 4, 2, 168), (64, 128, 2, 2), (64, 256, 4, 3, 168),
+    )  # fmt: skip
+    more = ((64, 64, 2, 2), (64, 128, 2, 2), (32, 128, 2, 3, 168), (32, 128, 1, 3)) if form is BF16 else one_byte
+    tried = [Tile(n, split, warps, stages, stages, *most) for n, split, warps, stages, *most in more]
+    return list(dict.fromkeys([tile for (_, of), tile in TILES.items() if of is form] + tried))
 
 
 def compile_all(tiles: list[Tile], cache: Paged, asked: Queries) -> None:

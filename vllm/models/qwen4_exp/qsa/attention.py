@@ -38,6 +38,7 @@ def sizes(rows: Rows, group: int, dim: int, width: int, tile: Tile) -> dict[str,
         "SPLIT": tile.split,
         "num_warps": tile.warps,
         "enable_fp_fusion": False,
+        "maxnreg": tile.registers,
     }
 
 

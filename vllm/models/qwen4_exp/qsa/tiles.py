@@ -22,6 +22,8 @@ class Tile:
         warps: warps of a program.
         decode_stages, prefill_stages: steps of the loop's pipeline: 1 is none, 2 copies the
             next tile's rows as this one's are used, 3 to another place meanwhile.
+        registers: most of a lane, None if the compiler chooses.  What prefill keeps while it
+            adds columns, the sums of splits before, is the first to go to memory.
 
     """
 
@@ -30,6 +32,7 @@ class Tile:
     warps: int
     decode_stages: int
     prefill_stages: int
+    registers: int | None = None
 
     def __post_init__(self) -> None:
         if self.split % self.block_n:
