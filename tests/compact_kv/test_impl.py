@@ -85,7 +85,7 @@ def built(monkeypatch):
     package = "vllm.models.qwen4_exp.qsa"
     own = SimpleNamespace(sparse_paged_attention=reference.sparse_paged_attention)
     monkeypatch.setitem(sys.modules, f"{package}.attention", own)
-    monkeypatch.setitem(sys.modules, f"{package}.write", SimpleNamespace(write_rows=write_reference.write_rows))
+    monkeypatch.setitem(sys.modules, f"{package}.write", write_reference)
 
     def build(cache_dtype, kernels):
         monkeypatch.setattr(module, "choose", lambda name: (kv_format(name), kernels))
@@ -125,13 +125,88 @@ def test_scales_of_a_layer_are_for_fp8_alone(built):
     assert built("int8_per_token_head", Kernels.OURS)._layer_scales(layer) == (1.0, 1.0)
 
 
-def test_warming_up_touches_nothing(built):
+def layer_of(*, fused: bool, mrope: tuple[int, ...] | None = None, index_width: int = 0):
+    """What a warm-up reads of a sparse layer."""
+    table = torch.zeros(8, WIDTH // 2)
+    norm = SimpleNamespace(weight=torch.ones(WIDTH).bfloat16(), variance_epsilon=1e-6)
+    return SimpleNamespace(
+        use_fused_qsa_prepare=fused,
+        fuse_indexer_projection=bool(index_width),
+        index_qk_size=index_width,
+        rotary_emb=SimpleNamespace(cos_sin_cache=table, **({"mrope_section": mrope} if mrope else {})),
+        q_norm=norm,
+        k_norm=norm,
+        _k_scale_float=1.0,
+        _v_scale_float=1.0,
+    )
+
+
+SHAPE = {"num_query_heads": HEADS, "selection_width": 11}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_warming_up_touches_nothing(built, fused):
     impl = built("int8_per_token_head", Kernels.OURS)
     cache = cache_of("int8_per_token_head")
     views(cache, INT8, WIDTH).key_scales[:] = torch.nan
     before = cache.clone()
-    said = warm_up(impl, cache, torch.zeros(4, 1, dtype=torch.int32), num_query_heads=HEADS, selection_width=11)
-    assert torch.equal(cache, before) and len(said) == 3
+    said = warm_up(impl, cache, torch.zeros(4, 1, dtype=torch.int32), layer=layer_of(fused=fused), **SHAPE)
+    assert torch.equal(cache, before)
+    assert said == (f"int8 {'fused ' if fused else ''}write", "int8 decode", "int8 prefill")
+
+
+def compiled_for(arguments, constants) -> list:
+    """What Triton compiles a launch apart by: types, addresses and whole numbers as far as it looks at them."""
+
+    def seen(value):
+        if isinstance(value, torch.Tensor):
+            return value.dtype, value.data_ptr() % 16 == 0
+        return (value == 1, value % 16 == 0) if isinstance(value, int) else type(value)
+
+    return [*map(seen, arguments), constants]
+
+
+@pytest.mark.parametrize("mrope", [None, (2, 1, 1)])
+@pytest.mark.parametrize("index_width", [0, 48])
+@pytest.mark.parametrize("cache_dtype", ["auto", "fp8", "int8_per_token_head"])
+def test_the_writer_of_requests_is_compiled(monkeypatch, cache_dtype, index_width, mrope):
+    """A request's launch, as the indexer makes it through `prepare`, is one that the warm-up has made before."""
+    from vllm.models.qwen4_exp.qsa import write
+
+    launches = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *arguments, **constants: launches.append(compiled_for(arguments, constants))
+
+    monkeypatch.setattr(write, "_norm_rope_gate_write_kernel", Kernel())
+    monkeypatch.setattr(write, "_write_rows_kernel", None)
+    monkeypatch.setattr(module, "choose", lambda name: (kv_format(name), Kernels.OURS))
+    impl = module.own_impl(Upstream)(HEADS, WIDTH, 1.0, KV_HEADS, None, None, cache_dtype, None, "decoder", None)
+    monkeypatch.setattr(impl, "attend", lambda *arguments, **keywords: None)
+    layer, cache = layer_of(fused=True, mrope=mrope, index_width=index_width), cache_of(cache_dtype)
+    impl.warm_up(cache, torch.zeros(4, 1, dtype=torch.int32), layer=layer, **SHAPE)
+    assert len(launches) == 1
+
+    projected = torch.zeros(5, 2 * (HEADS + KV_HEADS) * WIDTH + index_width).bfloat16()
+    positions = torch.zeros(3, 65, dtype=torch.int64) if mrope else torch.zeros(64, dtype=torch.int64)
+    prepare(
+        impl.form,
+        WIDTH,
+        impl.write_packed,
+        lambda *index, **keywords: None,
+        *(projected, projected, positions[..., :5], layer.rotary_emb.cos_sin_cache),
+        mrope_section=mrope,
+        main_qkv=projected[:, : 2 * (HEADS + KV_HEADS) * WIDTH],
+        main_q_norm_weight=layer.q_norm.weight,
+        main_k_norm_weight=layer.k_norm.weight,
+        main_eps=layer.q_norm.variance_epsilon,
+        main_kv_cache=cache.transpose(1, 2),
+        main_slot_mapping=torch.arange(5),
+        main_k_scale=layer._k_scale_float,
+        main_v_scale=layer._v_scale_float,
+    )
+    assert launches[1] == launches[0]
 
 
 @pytest.mark.parametrize("cache_dtype", ["auto", "fp8", "int8_per_token_head"])

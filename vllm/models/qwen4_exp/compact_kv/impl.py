@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -32,12 +33,14 @@ class PagedQSA:
     Attributes:
         head_size: width of a key
         form: how K/V are stored
-        write, attend: functions of the signatures of ../qsa
+        write, write_packed, attend: functions of ../qsa, or of their signatures; `write_packed` is
+            `norm_rope_gate_write`
     """
 
     head_size: int
     form: KVFormat
     write: Callable
+    write_packed: Callable
     attend: Callable
 
     def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
@@ -112,9 +115,9 @@ def own_impl(gpu_impl: type) -> type:
             self.ours = kernels is Kernels.OURS
             if self.ours:
                 from ..qsa.attention import sparse_paged_attention
-                from ..qsa.write import write_rows
+                from ..qsa.write import norm_rope_gate_write, write_rows
 
-                self.write, self.attend = write_rows, sparse_paged_attention
+                self.write, self.write_packed, self.attend = write_rows, norm_rope_gate_write, sparse_paged_attention
 
         def do_kv_cache_update(self, *args, **kwargs) -> None:
             base = PagedQSA if self.ours else gpu_impl
@@ -130,14 +133,12 @@ def own_impl(gpu_impl: type) -> type:
 
             if not self.ours:
                 return qsa_prepare(*index, **keywords)
-            from ..qsa.write import norm_rope_gate_write
+            return prepare(self.form, self.head_size, self.write_packed, qsa_prepare, *index, **keywords)
 
-            return prepare(self.form, self.head_size, norm_rope_gate_write, qsa_prepare, *index, **keywords)
-
-        def warm_up(self, kv_cache: torch.Tensor, block_table: torch.Tensor, **shape: int) -> object:
-            """As upstream's ``warmup_qsa_sparse_paged_attention``; returns something for the log."""
+        def warm_up(self, kv_cache: torch.Tensor, block_table: torch.Tensor, *, layer: Any, **shape: int) -> object:
+            """As upstream's ``warmup_qsa_sparse_paged_attention``, of ``layer``; returns something for the log."""
             if self.ours:
-                return warm_up(self, kv_cache, block_table, **shape)
+                return warm_up(self, kv_cache, block_table, layer=layer, **shape)
             from ..nvidia.ops.qsa import warmup_qsa_sparse_paged_attention
 
             return warmup_qsa_sparse_paged_attention(kv_cache, block_table, **shape)

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..qsa.formats import KVFormat, views
+from ..qsa.formats import KVFormat, KVViews, views
 
 if TYPE_CHECKING:
     from .impl import PagedQSA
@@ -79,17 +79,32 @@ def prepare(
 
 
 def warm_up(
-    impl: PagedQSA, kv_cache: torch.Tensor, block_table: torch.Tensor, *, num_query_heads: int, selection_width: int
+    impl: PagedQSA,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    *,
+    layer: Any,
+    num_query_heads: int,
+    selection_width: int,
 ) -> tuple[str, ...]:
     """Compile what requests will need, by running it on rows that select nothing and write nowhere.
+
+    Args:
+        layer: one of the sparse layers; decides which writer requests go through
 
     Returns what was compiled, for the log.
     """
     cache = impl._views(kv_cache)
     device, heads = kv_cache.device, cache.keys.shape[2]
-    rows = torch.zeros(1, heads, impl.head_size, dtype=torch.bfloat16, device=device)
     scales = {"key_scales": cache.key_scales, "value_scales": cache.value_scales}
-    impl.write(rows, rows, cache.keys, cache.values, torch.full((1,), -1, dtype=torch.int64, device=device), **scales)
+    nowhere = torch.full((1,), -1, dtype=torch.int64, device=device)
+    if layer.use_fused_qsa_prepare:
+        writer = "fused write"
+        _write_packed(impl, layer, cache, nowhere, num_query_heads, scales)
+    else:
+        writer = "write"
+        rows = torch.zeros(1, heads, impl.head_size, dtype=torch.bfloat16, device=device)
+        impl.write(rows, rows, cache.keys, cache.values, nowhere, **scales)
     query = torch.zeros(1, num_query_heads, impl.head_size, dtype=torch.bfloat16, device=device)
     selected = torch.full((1, selection_width + 1), -1, dtype=torch.int32, device=device)
     selected[:, -1] = 0
@@ -107,4 +122,34 @@ def warm_up(
             prefill=prefill,
             **scales,
         )
-    return (f"{impl.form.name} write", f"{impl.form.name} decode", f"{impl.form.name} prefill")
+    return tuple(f"{impl.form.name} {kernel}" for kernel in (writer, "decode", "prefill"))
+
+
+def _write_packed(
+    impl: PagedQSA, layer: Any, cache: KVViews, slots: torch.Tensor, num_query_heads: int, scales: dict[str, Any]
+) -> None:
+    """The writer that `prepare` calls, on a projection that lies as the layer's does.
+
+    Triton compiles for a stride of one, a multiple of 16 and any other apart: the projection's row is as long as it is
+    with the indexer's beside it, and positions of three axes lie in rows of an odd length, as the runner keeps them.
+    """
+    width = 2 * (num_query_heads + cache.keys.shape[2]) * impl.head_size
+    beside = layer.index_qk_size if layer.fuse_indexer_projection else 0
+    qkv = torch.zeros(1, width + beside, dtype=torch.bfloat16, device=slots.device)[:, :width]
+    section = getattr(layer.rotary_emb, "mrope_section", None)
+    positions = torch.zeros(3, 17, dtype=torch.int64, device=slots.device)[:, :1]
+    impl.write_packed(
+        qkv,
+        positions if section else positions[0],
+        layer.rotary_emb.cos_sin_cache,
+        layer.q_norm.weight,
+        layer.k_norm.weight,
+        layer.q_norm.variance_epsilon,
+        cache.keys,
+        cache.values,
+        slots,
+        mrope_section=section,
+        k_scale=layer._k_scale_float,
+        v_scale=layer._v_scale_float,
+        **scales,
+    )

@@ -72,7 +72,7 @@ class HostKVImpl:
         )
         return output
 
-    def warm_up(self, kv_cache: torch.Tensor, block_table: torch.Tensor, **shape: int) -> object:
+    def warm_up(self, kv_cache: torch.Tensor, block_table: torch.Tensor, **shape: Any) -> object:
         """Compile the wrapped kernels and those of sections, on a token that selects nothing."""
         profiles = self._inner.warm_up(kv_cache, block_table, **shape)
         query = kv_cache.new_zeros(1, shape["num_query_heads"], self._inner.head_size, dtype=torch.bfloat16)
