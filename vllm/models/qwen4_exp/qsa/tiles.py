@@ -6,6 +6,8 @@ from functools import cache
 
 import torch
 
+from vllm.platforms import current_platform
+
 from .formats import BF16, FP8, INT8, KVFormat
 
 
@@ -95,4 +97,13 @@ def tile_for(form: KVFormat, device: torch.device) -> Tile:
     """The tile for rows of ``form`` on ``device``."""
     if device.type != "cuda":
         return INTERPRETED
-    return TILES[row_of(*torch.cuda.get_device_capability(device)), form]
+    return TILES[row_of(*capability_of(device)), form]
+
+
+def capability_of(device: torch.device) -> tuple[int, int]:
+    """Of a GPU as vLLM's platform says it, which all other kernels are chosen by and which may stand for another card.
+
+    It does not initialise CUDA in this process.  Torch is asked where vLLM has no platform for the GPU, as in a benchmark
+    that runs on the CPU flavour.
+    """
+    return current_platform.get_device_capability(device.index or 0) or torch.cuda.get_device_capability(device)
