@@ -15,6 +15,7 @@ from fork import check, fetch, requirements, upstream
 from fork.repo import HERE
 
 RELEASE = upstream.load(HERE.upstream_toml)
+LICENCE = "# SPDX-License-Identifier: Apache-2.0\n"
 
 
 def test_the_series_holds():
@@ -57,6 +58,14 @@ def test_only_upstream_toml_names_the_release():
 def test_module_folder_gives_way_to_the_installed_package():
     assert HERE.modules.is_dir()
     assert not (HERE.modules / "__init__.py").exists()
+
+
+def test_every_module_names_its_licence():
+    """They are installed among upstream's files, each of which does."""
+    modules = [path for path in tracked() if path.suffix == ".py" and HERE.modules in path.parents]
+    assert modules
+    without = [str(path) for path in modules if (text := path.read_text("utf-8")) and not text.startswith(LICENCE)]
+    assert without == []
 
 
 def test_python_versions_are_upstreams():

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What this fork knows about the machine and the checkpoint before a weight is read: `vllm ampere …`.
 
     finding.py   the base of everything that can be wrong with a checkpoint

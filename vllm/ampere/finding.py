@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The base of everything that can be wrong with a checkpoint.
 
 A finding is an exception, so that the loader can raise what `vllm ampere check` prints. Each way of being wrong is

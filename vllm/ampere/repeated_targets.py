@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Config groups of compressed-tensors that claim one target with different schemes; a server keeps the last one."""
 
 from __future__ import annotations

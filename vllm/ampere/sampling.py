@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a generation config says how to sample. Kept free of imports: the engine's warning uses it as well."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A warning where a model brings no sampling parameters of its own.
 
 Some exporters write a generation_config.json that holds only token ids. Upstream then samples requests that set

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Switches of `--additional-config`: keys of this fork that are true or false."""
 
 from __future__ import annotations

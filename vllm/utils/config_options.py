@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options that take a JSON object and are also given by dotted flags: one value made of both.
 
 Upstream collects dotted flags (`--compilation-config.mode 0`) into a JSON object of their own and appends it to the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Integers in 32-bit words, as compressed-tensors packs a row of a weight.
 
 Releases from 0.18 on write one string of bits: value i occupies bits `i * bits` and up, and may lie across two words.

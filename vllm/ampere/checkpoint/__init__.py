@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A checkpoint as its headers and JSON files describe it.
 
     errors.py    what stops the reading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AutoRound's own config: one scheme, the blocks that it is for, and single layers by name, ending or pattern."""
 
 from __future__ import annotations

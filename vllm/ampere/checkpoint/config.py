@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The text config: the keys that shapes follow from, wherever they stand, with transformers' defaults."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `quantization_config` says of a module, read as vLLM reads it: of groups with one target the last counts."""
 
 from __future__ import annotations

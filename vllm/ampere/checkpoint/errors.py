@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What stops the reading of a checkpoint, or of one of its files."""
 
 from __future__ import annotations

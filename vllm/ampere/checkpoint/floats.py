@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configs of floating-point weights: FP8's own, and NVIDIA's ModelOpt, in config.json or a file beside it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every module that a config calls for, under its canonical name, with its weight's shape."""
 
 from __future__ import annotations

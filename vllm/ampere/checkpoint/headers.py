@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The header of one safetensors file: names, dtypes, shapes and places, without the data.
 
 Layout: eight bytes of header length (little endian), a JSON object, the data. `data_offsets` count from the data's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a tensor's name to its module, the part of the module that it is, and the module's class.
 
 Text-only and multimodal files, and transformers' and vLLM's own names, differ in what stands before `layers.`;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read a checkpoint: every header once, every JSON file once."""
 
 from __future__ import annotations

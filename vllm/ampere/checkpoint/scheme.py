@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a quantization config can say of a module, whatever its method."""
 
 from __future__ import annotations

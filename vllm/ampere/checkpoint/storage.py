@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a module's weight is stored, from the dtypes and shapes of its tensors alone.
 
     plain    weight                                                         BF16, F16, F32

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of the n-gram table: how many there are, and which shard holds which.
 
 Every hashed head has a prime number of rows: the first primes from `ngram_vocab_size_base` on, in order of heads and,

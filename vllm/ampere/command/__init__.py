@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vllm ampere …`: the subcommands, each a module that is imported when it is asked for.
 
 Such a module has `add_arguments(parser)` and `run(args) -> int`, the exit status.

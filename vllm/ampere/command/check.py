@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Say what a checkpoint holds, which stages it lands on, and what is wrong with it.
 
 Reads headers and JSON files only. Exit status: 0 for "ok" and "warnings", 1 for "refused" (or nothing there to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write a checkpoint's n-gram table into one file of its own, or verify such a file.
 
 The file is for `--engram-config '{"host_file_path": FILE}'`: rows do not cross pages in it, and it can lie on a faster

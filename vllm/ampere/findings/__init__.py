@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is wrong with a checkpoint.
 
 Every way of being wrong is a class; `findings` returns one of its instances for each place, and never raises.

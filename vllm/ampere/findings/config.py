@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys of config.json and generation_config.json."""
 
 from __future__ import annotations

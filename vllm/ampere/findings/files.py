@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weight files: there, whole, and each tensor once."""
 
 from __future__ import annotations

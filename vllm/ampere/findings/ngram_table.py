@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The n-gram table: every shard there, with the rows that its number calls for."""
 
 from __future__ import annotations

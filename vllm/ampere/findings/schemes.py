@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quantized weights: tensors that fit one another, and a config that says what they are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors against the config's geometry: there, of the right shape, and of this model."""
 
 from __future__ import annotations

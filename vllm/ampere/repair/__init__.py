@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Corrected JSON beside links to the same weights.
 
     plan.py        which documents change, and what is said of each change

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """config.json: keys moved, names and layer numbers corrected."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """quantization_config of compressed-tensors, with each group's targets taken from the tensors."""
 
 from __future__ import annotations

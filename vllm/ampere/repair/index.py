@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The index, from what the files hold."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which documents change."""
 
 from __future__ import annotations

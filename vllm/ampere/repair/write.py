@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The repaired checkpoint as a directory of its own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a checkpoint holds: `summary` as numbers, `text` for reading.
 
 classes.py   bytes, bits and schemes by class of module

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes, weights and schemes by class of module."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes that one decode step of one request reads from the weights."""
 
 from __future__ import annotations

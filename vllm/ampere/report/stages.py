@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each pipeline stage would hold, and which stage each part of the checkpoint lands on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Colour, numbers and columns of plain text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A checkpoint as one JSON object. Keys are stable: scripts read them."""
 
 from __future__ import annotations

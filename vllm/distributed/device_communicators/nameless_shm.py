@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared memory of the CPU communicator without names that could be left behind."""
 
 from contextlib import suppress

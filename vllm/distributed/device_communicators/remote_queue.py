@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading a message queue whose writer is on another machine."""
 
 import time

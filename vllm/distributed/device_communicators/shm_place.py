@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who can share memory: processes that see the same /dev/shm."""
 
 import hashlib

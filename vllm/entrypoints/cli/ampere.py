@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vllm ampere`: enters the commands of `vllm.ampere.command` into vLLM's own command line."""
 
 from __future__ import annotations

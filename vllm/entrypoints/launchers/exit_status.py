@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exit status of a server that stopped by itself."""
 
 from vllm.logger import init_logger

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CUDA-graph capture sizes for the decode batches that a pipeline of this model can form.
 
 A decode batch of n users has n × (1 + draft length) rows. With N users (`max_num_seqs`) on S stages an even spread

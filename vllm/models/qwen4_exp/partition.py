@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """VLLM_PP_LAYER_PARTITION: reading it, refusing what cannot work, and proposing one that does.
 
 Upstream reads the variable late, in each worker, and checks only the number of entries and their sum: a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one buffer of GPU memory in which sparse attention scores groups before it selects.
 
 Upstream scores a prompt in a buffer that it allocates for every prompt at its full size, 512 MiB unless

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which pipeline stage owns which layers of Qwen4Exp, decided from the configuration alone.
 
 Raw token ids reach every rank of the pipeline, so the n-gram table (PLE) may hang on a layer of any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine client of the API server: a request that is let in keeps its seat until the engine has it.
 
 Upstream asks `check_admission` twice: before a response is started, and when the request is handed to the engine, which

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps that say nothing stay in the engine core: the stages are told with the next one how many there were.
 
 With a pipeline, the engine core goes on scheduling while micro-batches are on their way, and mostly finds nothing to

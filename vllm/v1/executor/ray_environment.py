@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Environment variables of a stage that Ray started.
 
 Upstream sends the server's whole environment to every worker, where it fills what is not set there: a machine's own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the machines of a Ray cluster hold, asked before a stage is started on any of them.
 
 Each stage reads its weights, and the n-gram table's rows, from its own machine.  A machine without the checkpoint, or

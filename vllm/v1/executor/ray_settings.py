@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings that Ray's workers never read, or that cannot work over machines: refused before anything is started.
 
 `--distributed-executor-backend ray` starts no worker process itself, so what the multiprocessing executor does around

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stage in a Ray actor, with what the multiprocessing executor does around the start of a worker."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pipeline stages on the machines of a Ray cluster.
 
 Upstream's Ray executor reserves places, starts a worker in each and watches them.  This one looks at the machines

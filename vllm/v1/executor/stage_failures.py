@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Failures of one stage that the engine would otherwise not hear of, or hear of late.
 
 Upstream reads the answers of a call in the order of the stages, and for a step of the model only that of the last.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker's or an engine's sign of life: a clock in shared memory that a thread of the worker keeps winding.
 
 The thread runs beside whatever the process does, from before the model is loaded.  A worker that waits for a kernel, a

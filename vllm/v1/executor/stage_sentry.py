@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small process beside a stage on another machine: kills the stage when it falls silent.
 
     python stage_sentry.py PID SECONDS < beats

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ends processes that fell silent, so that a hung stage is found out like a dead one.
 
 A worker that dies is noticed by its executor within moments, and everything else follows from that: requests end with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a step's time goes, in the engine core and on every stage: `--additional-config '{"stage_times": true}'`.
 
 Off unless asked for, and then nothing of it runs: the two hooks in upstream files look at the option once, at start.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times of the engine core's loop.
 
 Phases: `schedule`; `send` a step to the stages (pickle and copy; `room` is waiting for a place in the ring); `wait` for

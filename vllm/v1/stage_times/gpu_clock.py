@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long the GPU worked on what a stage launched, from events that are read once they have passed.
 
 An event is recorded in the stream before and after a launch.  Nobody waits for one: each new span looks whether the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kinds of steps: what a micro-batch holds decides what it costs."""
 
 from __future__ import annotations

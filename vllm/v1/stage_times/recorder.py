@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exclusive times of nested phases, step by step.
 
 A step begins where the one before it ended, so steps tile the interval.  At every moment of it one phase is charged:

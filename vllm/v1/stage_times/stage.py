@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times of a stage: the loop of a worker process and, where results are copied on a thread of its own, that thread.
 
 Phases of the loop:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activations of the stage before are asked for when they are needed, not before the inputs are prepared.
 
 Receiving begins with a wait of the host thread for the shapes, which the stage before announces once its launches are

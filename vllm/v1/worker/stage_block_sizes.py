@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same KV block sizes on every pipeline stage.
 
 Upstream derives block sizes in each worker from the attention layers of that worker. A stage that holds only

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One recommended --kv-cache-memory for all pipeline stages.
 
 Each stage works out what it could give to the KV cache and prints it, but the option is one number for every stage.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The header that tells a refused client when to come back."""
 
 from http import HTTPStatus

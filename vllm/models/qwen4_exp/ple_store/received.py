@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sampled tokens on the host, as the last pipeline stage sends them.
 
 The rows of a step are read from files on the host, which needs the step's tokens there.  Asking the device for them

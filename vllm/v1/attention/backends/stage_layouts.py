@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One KV cache layout for workers whose attention backends differ.
 
 A stage that holds only linear-attention layers declares no layout and so reports the whole default list; a

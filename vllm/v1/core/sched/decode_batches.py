@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Into how many micro-batches decoding requests are spread: by a fixed rule, or by what rounds took.
 
 A round is the time in which every decoding request gets a token.  With `batches` micro-batches of up to `size` requests

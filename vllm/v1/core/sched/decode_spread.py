@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many decoding requests the next micro-batch of a pipeline takes.
 
 A request that decodes is in one micro-batch at a time: its next token needs the last one.  With P stages, P

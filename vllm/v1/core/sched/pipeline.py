@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scheduler for pipelines: `--scheduler-cls vllm.v1.core.sched.pipeline.PipelineScheduler`.
 
 Upstream's scheduler with two decisions made before it fills a micro-batch: which of the requests that could decode

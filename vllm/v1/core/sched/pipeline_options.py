@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of the pipeline scheduler: the keys of `--additional-config '{"pipeline_scheduler": {...}}'`.
 
 Whatever upstream has an option for keeps its name and place in SchedulerConfig and means the same here: `policy`,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the prefill tokens of one micro-batch are divided between prompts.
 
 First come, first served between prompts of like length.  The first in line leaves a part to prompts that have much

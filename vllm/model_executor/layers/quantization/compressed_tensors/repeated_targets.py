@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A warning where groups of a compressed-tensors config claim the same layers with different schemes.
 
 Some exporters of mixed precision wrote every group with the target "Linear". Upstream keeps the last scheme of a
