@@ -33,8 +33,7 @@ POOL, MOST_USERS, CHANGE_SECONDS, ABORTED = 48, 8, 10.0, 0.2
 #: Requests whose prompt is computed although the prefix cache has it: else all would be cached after a minute.
 FRESH = 0.5
 WRITE_SECONDS = 30.0
-#: A choice closer than this (natural log) may turn with the batch that it is computed in.  On a CPU log-probabilities of
-#: bfloat16 move by up to 0.24 (tests/e2e), two of them against each other by twice that: say `--near-tie 0.5` there.
+#: A choice closer than this (natural log) under any cut may turn with the batch that it is computed in.
 NEAR_TIE = 0.25
 ENGINE = {
     "max_model_len": 4096,
@@ -46,6 +45,8 @@ ENGINE = {
     "skip_tokenizer_init": True,
     "attention_config": {"flash_attn_version": 2},
     "engram_config": {"host_file_gather": True},
+    # A machine that others use may let a stage wait longer for a disk or a core than a server would.
+    "watchdog_config": {"silence_limit": 120},
 }
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8]}
 
