@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import checkpoint_pages, claims, kv_pages, stress_tables
+from benchmarks import checkpoint_pages, claims, kv_pages, qsa_tables, stress_tables
 from benchmarks import formats_table as formats
 from benchmarks import host_kv_tables as host_kv
 from benchmarks import host_time_tables as host_time
@@ -60,7 +60,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/ampere-multigpu/loading.md": table_formats.PAGE,
     "docs/ampere-multigpu/formats.md": formats.PAGE,
     "docs/ampere-multigpu/roofline.md": roofline.PAGE,
-    "docs/ampere-multigpu/kv-cache.md": kv_pages.PAGE,
+    "docs/ampere-multigpu/kv-cache.md": kv_pages.PAGE | qsa_tables.PAGE,
 }
 
 

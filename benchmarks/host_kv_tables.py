@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.host_kv_rates.record import link_table, rates_table
 from benchmarks.markdown import table
 from benchmarks.record import FOLDER, read
 
@@ -42,4 +43,4 @@ def soak_table() -> str:
     return table(("soak on a CPU", ""), rows)
 
 
-PAGE = {"capacity": capacity_table, "soak": soak_table}
+PAGE = {"capacity": capacity_table, "soak": soak_table, "rates on GPUs": rates_table, "links": link_table}

@@ -34,6 +34,7 @@ def arguments() -> argparse.Namespace:
     what = top.add_subparsers(dest="what", required=True)
     again = what.add_parser("record", help="make the committed record from raw results")
     again.add_argument("out", type=Path)
+    again.add_argument("parts", type=Path, nargs="*", help="OUT.VARIANT.json, left by a run that was cut short")
     again.add_argument("--commit", help="what was measured, where it is not what lies here")
     for name, text in (("run", "measure"), ("child", "one variant, in this process")):
         parser = what.add_parser(name, help=text)
@@ -81,7 +82,7 @@ def run(asked: argparse.Namespace) -> None:
 def main() -> None:
     asked = arguments()
     if asked.what == "record":
-        record.write_record(asked.out, asked.commit)
+        record.write_record(asked.out, asked.commit, asked.parts)
     elif asked.what == "run":
         run(asked)
     else:

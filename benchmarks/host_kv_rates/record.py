@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -32,6 +33,9 @@ def claims(samples: list[dict]) -> list[Claim]:
             what = f"{case[1]} users at {case[0]} tokens{suffix.replace('-', ', ')}"
             rate = host[case]["per_user"] / vram[case]["per_user"]
             found.append(Claim(f"decode, host / GPU, {what}", round(rate, 4), "", DECODE_AIM, ">="))
+            if host[case].get("gpu_ms") and vram[case].get("gpu_ms"):
+                rate = vram[case]["gpu_ms"] / host[case]["gpu_ms"]
+                found.append(Claim(f"a decode step on the GPU, {what}", round(rate, 4), "", DECODE_AIM, ">="))
             if case[1] == 1:
                 rate = vram[case]["first_token_s"][-1] / host[case]["first_token_s"][-1]
                 found.append(Claim(f"prefill, host / GPU, {what}", round(rate, 4), "", PREFILL_AIM, ">="))
@@ -53,17 +57,20 @@ def claims(samples: list[dict]) -> list[Claim]:
     return found
 
 
-def write_record(raw: Path, commit: str | None) -> None:
-    """`commit`: what was measured, where it is not what lies here."""
+def write_record(raw: Path, commit: str | None, parts: Sequence[Path] = ()) -> None:
+    """`commit`: what was measured, where it is not what lies here; `parts`: of variants whose run was cut short."""
     found = json.loads(raw.read_text())
+    for part in parts:
+        found["samples"] += json.loads(part.read_text())["samples"]
     settings = {"command": "python -m benchmarks.host_kv_rates run"} | found["settings"]
     gpus = f"1 x {found['gpus']}" if found.get("gpus") else None
     write(RECORD, settings, found["samples"], claims(found["samples"]), gpus, found["hardware"], commit)
 
 
-def rates_table(samples: list[dict] | None = None) -> str:
+def rates_table(record: dict | None = None) -> str:
     """Decoding and the first token, host beside GPU."""
-    samples = read(RECORD)["samples"] if samples is None else samples
+    record = record or read(RECORD)
+    samples = record["samples"]
     host, vram = by_case(samples, "host"), by_case(samples, "vram")
     rows = [
         (
@@ -72,6 +79,8 @@ def rates_table(samples: list[dict] | None = None) -> str:
             f"{vram[context, users]['per_user']:.1f}",
             f"{host[context, users]['per_user']:.1f}",
             f"{host[context, users]['per_user'] / vram[context, users]['per_user']:.3f}",
+            f"{vram[context, users]['gpu_ms']:.2f} ms",
+            f"{host[context, users]['gpu_ms']:.2f} ms",
             f"{vram[context, users]['first_token_s'][-1]:.2f} s",
             f"{host[context, users]['first_token_s'][-1]:.2f} s",
         )
@@ -83,15 +92,23 @@ def rates_table(samples: list[dict] | None = None) -> str:
         "tokens/s a user, K/V on the GPU",
         "in host memory",
         "ratio",
+        "a step on the GPU, K/V there",
+        "in host memory",
         "last first token, GPU",
         "host",
     )
-    return table(heads, rows)  # fmt: skip
+    where = record["hardware"]
+    beside = f", beside {where['beside']}" if "beside" in where else ""
+    return (
+        f"Measured on {where.get('gpus', where['cpu'])} ({record['upstream']}, commit {record['commit']}){beside}, "
+        f"{record['settings'].get('layers', '?')} layers at real widths, one in four of them sparse.\n\n"
+        + table(heads, rows)
+    )
 
 
-def link_table(samples: list[dict] | None = None) -> str:
+def link_table(record: dict | None = None) -> str:
     """What a token's rows take of links: the measured one, and those of cards."""
-    samples = read(RECORD)["samples"] if samples is None else samples
+    samples = (record or read(RECORD))["samples"]
     measured = {s["way"]: median(s["gb_per_s"]) for s in samples if s["kind"] == "link"}
     token = LAYER_BYTES * LAYERS / 1e6
     rows = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from benchmarks import host_kv_capacity, host_kv_soak
@@ -42,11 +44,26 @@ def test_a_failed_variant_claims_nothing():
 
 
 def test_tables():
-    samples = [decoded("vram", 200.0, 0.9), decoded("host", 196.0, 1.0)]
-    assert "| 4,096 | 1 | 200.0 | 196.0 | 0.980 | 0.90 s | 1.00 s |" in record.rates_table(samples)
-    link = record.link_table([{"kind": "link", "way": "copy engine", "gb_per_s": [50.0, 52.0, 51.0]}])
+    samples = [decoded("vram", 200.0, 0.9) | {"gpu_ms": 4.0}, decoded("host", 196.0, 1.0) | {"gpu_ms": 5.0}]
+    on_the_gpu = record.claims(samples)[1]
+    assert (on_the_gpu.value, on_the_gpu.holds) == (0.8, False)
+    measured = {"samples": samples, "hardware": {"cpu": "a CPU"}, "upstream": "vllm", "commit": "abc", "settings": {}}
+    assert "| 4,096 | 1 | 200.0 | 196.0 | 0.980 | 4.00 ms | 5.00 ms | 0.90 s | 1.00 s |" in record.rates_table(measured)
+    link = record.link_table({"samples": [{"kind": "link", "way": "copy engine", "gb_per_s": [50.0, 52.0, 51.0]}]})
     assert "| copy engine | 51.0 GB/s | 1.0 ms | 1013 |" in link
     assert "| Thunderbolt | 3.0 GB/s | 16.8 ms | 60 |" in link
+
+
+def test_a_variant_that_was_cut_short_is_recorded_as_far_as_it_came(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "RECORD", tmp_path / "host-kv-gpu-rates.json")
+    raw, part = tmp_path / "raw.json", tmp_path / "raw.vram.json"
+    raw.write_text(
+        json.dumps({"samples": [decoded("host", 196.0, 1.0)], "settings": {}, "hardware": {}, "gpus": "card"})
+    )
+    part.write_text(json.dumps({"samples": [decoded("vram", 200.0, 0.9)]}))
+    record.write_record(raw, "abc", [part])
+    made = json.loads((tmp_path / "host-kv-gpu-rates.json").read_text())
+    assert [sample["variant"] for sample in made["samples"]] == ["host", "vram"] and len(made["claims"]) == 2
 
 
 def test_pairs_of_variants_differ_in_the_place_of_rows_alone():
