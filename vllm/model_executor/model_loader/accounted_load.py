@@ -12,6 +12,7 @@ from vllm.distributed import get_pp_group
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 
+from . import first_start
 from .canary import Canaries, Hole
 from .needed_weights import NeededWeights, is_ple_table, skipping
 
@@ -121,6 +122,7 @@ def load_accounted(
         if loader.enable_weights_track is not False:
             raise error
         logger.warning("%s", error)
+    first_start.announce()
     return loaded
 
 
