@@ -9,18 +9,18 @@ from unittest import mock
 from vllm.models.qwen4_exp.qsa import score, select
 
 #: name -> what is changed for it: module, name, value
-ALWAYS = {
-    "16 integers a thread": [(select, "_IN_A_THREAD", 16)],
-    "64 integers a thread": [(select, "_IN_A_THREAD", 64)],
+DECODE = {
+    "32 integers a thread": [(select, "_IN_A_THREAD", 32)],
+    "2 stages": [(score, "_DECODE_STAGES", 2)],
+    "128 keys": [(score, "_DECODE_KEYS", 128)],
+    "4,096 programs": [(score, "_DECODE_PROGRAMS", 4096)],
 }
-DECODE = ALWAYS | {
-    "1,024 programs": [(score, "_DECODE_PROGRAMS", 1024)],
-    "256 programs": [(score, "_DECODE_PROGRAMS", 256)],
-}
-PROMPT = ALWAYS | {
-    "64 rows a tile": [(score, "_PROMPT_ROWS", 64)],
-    "8 tiles a program": [(score, "_PROMPT_TILES", 8)],
-    "32 tiles a program": [(score, "_PROMPT_TILES", 32)],
+PROMPT = {
+    "32 integers a thread": [(select, "_IN_A_THREAD", 32)],
+    "32 rows": [(score, "_PROMPT_ROWS", 32)],
+    "4 tiles": [(score, "_PROMPT_TILES", 4)],
+    "16 tiles": [(score, "_PROMPT_TILES", 16)],
+    "512 programs": [(score, "_PROMPT_PROGRAMS", 512)],
 }
 
 

@@ -11,7 +11,9 @@ import pytest
 ARCHS = (80, 86, 89, 90)
 #: A kernel that is compiled for every card with other constants, and upstream's, whose own concern cards are.
 FEWER = {"fused, bf16": (86,), "rows, int8": (86, 90), "indexer alone": (86, 90)}
-SM_86_SHARED = 99 << 10
+#: A kernel that takes other warps on a card.
+WARPS = {("scores of a prompt", 90): {"warps": 4}}
+SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 PACKAGE = "vllm.models.qwen4_exp"
 SAMPLE = "vllm.v1.worker.gpu.sample"
 
@@ -45,7 +47,7 @@ FUSED |= integers("I32", "stride_qkv") | integers("i32", "stride_pos_axis stride
 ROWS = pointers("bf16", "key value") | integers(
     "I32", "stride_key_token stride_key_head stride_value_token stride_value_head"
 )
-SCORE_CONSTANTS = dict(PAGE=392, HEADS=4, DIM=128, BUDGET=512, BLOCK_N=64, RUN=8, STAGES=2)
+SCORE_CONSTANTS = dict(PAGE=392, HEADS=4, DIM=128, BUDGET=512, BLOCK_N=64, RUN=8)
 # Upstream's kernel for the indexer alone: no main heads, which its main part has to compile with.
 INDEXER = (
     pointers("bf16", "q k cos_sin q_norm_weight k_norm_weight q_out state_cache compressed_cache main_qkv")
@@ -70,17 +72,17 @@ def cases() -> dict[str, dict]:
         "scores of a decode": (
             "qsa.score._score_kernel",
             SCORE,
-            SCORE_CONSTANTS | dict(QUERY_LEN=1, TILE_R=4),
+            SCORE_CONSTANTS | dict(QUERY_LEN=1, TILE_R=4, STAGES=1, EVICTION="evict_first"),
             4,
         ),
         "scores of a prompt": (
             "qsa.score._score_kernel",
             SCORE,
-            SCORE_CONSTANTS | dict(QUERY_LEN=0, TILE_R=32),
-            4,
+            SCORE_CONSTANTS | dict(QUERY_LEN=0, TILE_R=64, STAGES=2, EVICTION=""),
+            8,
         ),
-        "512 of 2,048": ("qsa.select._select_kernel", SELECT, dict(RUN=8, BUDGET=512, RUNS=256, HELD=256), 2),
-        "512 of 65,536": ("qsa.select._select_kernel", SELECT, dict(RUN=8, BUDGET=512, RUNS=8192, HELD=512), 8),
+        "512 of 2,048": ("qsa.select._select_kernel", SELECT, dict(RUN=8, BUDGET=512, RUNS=256, HELD=256), 1),
+        "512 of 65,536": ("qsa.select._select_kernel", SELECT, dict(RUN=8, BUDGET=512, RUNS=8192, HELD=512), 4),
         "logits that are no numbers": (f"{SAMPLE}.damaged_logits._count_kernel", COUNT, dict(PART=8192), 4),
         "indexer alone": ("nvidia.ops.qsa_prepare._qsa_prepare_kernel", INDEXER, INDEXER_CONSTANTS, 1),
         "rows, int8": ("qsa.write._write_rows_kernel", ROWS | CACHE, dict(BLOCK_SIZE=1568, D=256, KIND=2), 1),
@@ -111,7 +113,11 @@ def cases() -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory) -> dict[tuple[str, int], dict]:
-    asked = {(name, arch): {**case, "arch": arch} for name, case in cases().items() for arch in FEWER.get(name, ARCHS)}
+    asked = {
+        (name, arch): {**case, "arch": arch, **WARPS.get((name, arch), {})}
+        for name, case in cases().items()
+        for arch in FEWER.get(name, ARCHS)
+    }
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("compile_job.py"))],
         input=json.dumps(list(asked.values())),
@@ -126,7 +132,7 @@ def compiled(tmp_path_factory) -> dict[tuple[str, int], dict]:
 @pytest.mark.parametrize("name, arch", [(n, a) for n in sorted(cases()) for a in FEWER.get(n, ARCHS)])
 def test_it_fits_and_spills_nothing(compiled, name, arch):
     result = compiled[name, arch]
-    assert result["shared"] <= SM_86_SHARED
+    assert result["shared"] <= SHARED[arch]
     assert result["spills"] == 0
 
 

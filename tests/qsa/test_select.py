@@ -4,13 +4,15 @@ Numbers are small whole ones, whose sums are exact in any order: numpy, which mu
 an order that follows the shape of a tile. That a GPU's does not is measured by benchmarks.qsa_write_select.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from tests.cpu.qsa_inputs import Batch, nan_pages
 from vllm.models.qwen4_exp import qsa_workspace
 from vllm.models.qwen4_exp.cpu import qsa as twin
-from vllm.models.qwen4_exp.qsa import select
+from vllm.models.qwen4_exp.qsa import score, select
 
 HEADS, WIDTH, PAGE, RATIO = 4, 32, 4, 4
 CPU = torch.device("cpu")
@@ -203,6 +205,23 @@ def test_a_budget_too_large_for_registers():
         select.qsa_select_paged_prefill(
             q, cache, table, torch.tensor([0, 1]), torch.zeros(1).int(), 8192, RATIO, 1, out, 4
         )
+
+
+@pytest.mark.parametrize("capability, warps", [(80, 8), (86, 8), (89, 8), (90, 4), (100, 4), (120, 8)])
+def test_one_warp_group_where_there_are_such(monkeypatch, capability, warps):
+    platform = SimpleNamespace(has_device_capability=lambda least: capability >= least)
+    monkeypatch.setattr(score, "current_platform", platform)
+    assert score._prompt_warps() == warps
+
+
+def test_parts_are_of_one_size(monkeypatch, work_space):
+    """23 rows where 9 fit: three parts of at most 8, not two of 9 and a rest."""
+    case = Case([320], [23])
+    work_space(9 * (128 + 128 // 8))
+    parts = []
+    monkeypatch.setattr(select, "score_groups", lambda *args: parts.append(len(args[-1])) or score.score_groups(*args))
+    assert torch.equal(case.prefill(select, 5), case.by_rank(5))
+    assert parts == [8, 8, 7]
 
 
 def test_warm_up_reads_nothing():

@@ -8,12 +8,13 @@ dropping out of sight as the hardware's maximum of NaN and 0 would have it.
 
 A number here depends on one query and one key.  Tiles are fixed, products run over the
 whole width in one order, and decode and prefill share the kernel and its matrix
-instruction (64 keys by a multiple of 16 query heads, four warps), so that a row scores
-the same in either.
+instruction (64 keys by a multiple of 16 query heads, 16 of the width at a time), so that
+a row scores the same in either.
 """
 
 import torch
 
+from vllm.platforms import current_platform
 from vllm.triton_utils import tl, triton
 
 BLOCK_N = 64
@@ -21,13 +22,17 @@ BLOCK_N = 64
 # 65,536 and 512, 8 and 16 make that the least, and of fewer columns 8 do.
 RUN = 8
 
-# Rows of a prompt in a tile: q of 64 and two key tiles leave no room for a second program in the 99 KiB of sm_86.
-_PROMPT_ROWS = 32
-# A program of a decode takes one key tile as long as no more programs than this start; most find nothing to do where
-# block tables have room for more than the context.
+# Rows of a prompt in a tile: work on a key tile is shared by so many.  q and two key tiles take most of sm_86's 99 KiB.
+_PROMPT_ROWS = 64
+# A program of a decode takes one key tile, more where there would be more programs than this.  Most find nothing to do
+# where block tables have room for more than the context.
 _DECODE_PROGRAMS = 16384
-# Key tiles of a program of a prompt, which has rows enough and reads q less often.
-_PROMPT_TILES = 16
+# One of a prompt, which first reads 64 KiB of q, takes up to so many, fewer where there would be fewer programs.
+_PROMPT_TILES = 8
+_PROMPT_PROGRAMS = 256
+# Keys of a decode's tile. With one tile a program there is nothing to load ahead.
+_DECODE_KEYS = BLOCK_N
+_DECODE_STAGES = 1
 
 _WITHOUT_SIGN = tl.constexpr(0x7FFFFFFF)
 # One above the largest that is written, the end of a range, has to be an integer as well.
@@ -68,6 +73,7 @@ def _score_kernel(
     BLOCK_N: tl.constexpr,
     RUN: tl.constexpr,
     STAGES: tl.constexpr,
+    EVICTION: tl.constexpr,
 ):
     # Rows of the work space are batch rows from first_row on.
     HEADS_P: tl.constexpr = max(2, triton.next_power_of_2(HEADS))
@@ -122,7 +128,7 @@ def _score_kernel(
             + dim[None, :],
             mask=live[:, None] & (dim < DIM)[None, :],
             other=0.0,
-            eviction_policy="evict_first",
+            eviction_policy=EVICTION,
         )
         product = tl.dot(key, query, out_dtype=tl.float32)
         product = tl.maximum(product, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -138,6 +144,15 @@ def _score_kernel(
         top = tl.max(tl.reshape(ordered, (BLOCK_N // RUN, RUN, TILE_R)), axis=1)
         run = number * (BLOCK_N // RUN) + tl.arange(0, BLOCK_N // RUN)
         tl.store(tops_ptr + at_row[None, :] * stride_tops + run[:, None], top, mask=(row < end)[None, :])
+
+
+def _prompt_warps() -> int:
+    """One warp group multiplies a tile where there are such; two would share it by heads and have to exchange sums.
+
+    Elsewhere eight: a tile of that size leaves room for one program, and four warps wait for each other.
+    """
+    groups = current_platform.has_device_capability(90) and not current_platform.has_device_capability(120)
+    return 4 if groups else 8
 
 
 def score_groups(
@@ -177,13 +192,15 @@ def score_groups(
     # A tile holds a decode request whole, and at least 16 query heads: fewer would not
     # take the matrix instruction.  Four rows, so that a thread has all heads of one.
     tile_rows = max(16 // heads, 4, triton.next_power_of_2(query_len)) if query_len else _PROMPT_ROWS
-    key_tiles = triton.cdiv(columns, BLOCK_N)
-    tiles = triton.cdiv(page_table.shape[0] * key_tiles, _DECODE_PROGRAMS) if query_len else _PROMPT_TILES
-    grid = (
-        page_table.shape[0],
-        triton.cdiv(min(count, max_query_len), tile_rows),
-        triton.cdiv(key_tiles, tiles),
-    )
+    tile_keys = _DECODE_KEYS if query_len else BLOCK_N
+    key_tiles = triton.cdiv(columns, tile_keys)
+    row_tiles = triton.cdiv(min(count, max_query_len), tile_rows)
+    all_tiles = page_table.shape[0] * row_tiles * key_tiles
+    if query_len:
+        tiles = triton.cdiv(all_tiles, _DECODE_PROGRAMS)
+    else:
+        tiles = max(1, min(_PROMPT_TILES, all_tiles // _PROMPT_PROGRAMS))
+    grid = (page_table.shape[0], row_tiles, triton.cdiv(key_tiles, tiles))
     _score_kernel[grid](
         q,
         k_cache,
@@ -207,8 +224,10 @@ def score_groups(
         BUDGET=budget,
         QUERY_LEN=query_len,
         TILE_R=tile_rows,
-        BLOCK_N=BLOCK_N,
+        BLOCK_N=tile_keys,
         RUN=RUN,
-        STAGES=2,
-        num_warps=4,
+        STAGES=_DECODE_STAGES if query_len else 2,
+        # A decode's keys are read once, a prompt's by every tile of rows.
+        EVICTION="evict_first" if query_len else "",
+        num_warps=4 if query_len else _prompt_warps(),
     )

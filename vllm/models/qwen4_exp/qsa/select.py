@@ -25,7 +25,7 @@ from .score import BLOCK_N, RUN, score_groups
 # Integers that one program holds: 64 in each of 512 threads, of which ptxas spills 18 on some cards.
 _MOST_IN_REGISTERS = 32768
 # Integers that a thread holds as long as that takes no more than 16 warps.
-_IN_A_THREAD = 32
+_IN_A_THREAD = 64
 # Columns of the narrowest kernel: what is short is not worth one of its own.
 _FEWEST_COLUMNS = 2048
 
@@ -128,7 +128,8 @@ def _select_chunks(
     columns = triton.cdiv(columns, whole) * whole
     per_row = columns + columns // RUN
     space = indexer_workspace(q.device, 4 * per_row)
-    step = min(rows, space.numel() // per_row)
+    most = space.numel() // per_row
+    step = triton.cdiv(rows, triton.cdiv(rows, most))
     for first in range(0, rows, step):
         count = min(step, rows - first)
         keys = space[: count * columns].view(count, columns)
