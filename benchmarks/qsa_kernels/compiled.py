@@ -66,10 +66,10 @@ def layout(form: KVFormat, dim: int, kv_heads: int) -> Layout:
     """Of a cache as vLLM allocates it, blocks one after the other."""
     words = form.content(dim) * form.dtype.itemsize // (2 if form is BF16 else 4)
     value_shift = words // 2 % (8 if form is BF16 else 4)
-    block = kv_heads * BLOCK_SIZE * words
-    rows = (block, words, BLOCK_SIZE * words)
-    scales = rows if form.scaled_rows else (0, 0, 0)
-    return Layout(BLOCK_SIZE, (BLOCK_SIZE - 1).bit_length(), *rows, 0, *rows, value_shift, *scales)
+    head = BLOCK_SIZE * words
+    return Layout(
+        BLOCK_SIZE, words, kv_heads * BLOCK_SIZE, 1, head, 0, head, value_shift, head if form.scaled_rows else 0
+    )
 
 
 def arguments(kind: str, form: KVFormat, tile: Tile, stages: int) -> tuple[dict[str, str], dict[str, object]]:
@@ -84,7 +84,7 @@ def arguments(kind: str, form: KVFormat, tile: Tile, stages: int) -> tuple[dict[
     sizes = {
         "FORM": form.name, "LAYOUT": layout(form, shape.dim, shape.kv_heads), "WIDTH": shape.width,
         "GROUP": shape.group, "BLOCK_M": 16, "DIM": shape.dim, "BLOCK_N": tile.block_n, "SPLIT": tile.split,
-        "STAGES": stages, "BLOCK": places.BLOCK, "SPLITS": -(-shape.width // tile.split),
+        "STAGES": stages, "PLACES": 2208, "BLOCK": places.BLOCK, "SPLITS": -(-shape.width // tile.split),
     }  # fmt: skip
     types: dict[str, str] = {}
     constants: dict[str, object] = {}

@@ -158,6 +158,14 @@ def test_tiles_change_the_order_and_nothing_else():
     assert torch.equal(got, made.call(with_tile, True))
 
 
+def far_apart() -> dict[str, torch.Tensor]:
+    """Rows an odd number of words apart in more words than an int32 counts."""
+    blocks, step = 2**20, 4097
+    rows = torch.empty_strided((blocks, 16, 2, 64), (4 * step, 132, 64, 1), dtype=torch.int8, device="meta")
+    scales = torch.empty_strided((blocks, 16, 2), (step, 33, 16), device="meta")
+    return {"keys": rows, "values": rows, "key_scales": scales, "value_scales": scales}
+
+
 @pytest.mark.parametrize(
     "change, reason",
     [
@@ -174,11 +182,7 @@ def test_tiles_change_the_order_and_nothing_else():
         ({"output_gate": torch.zeros(1, 5, 64)}, "output_gate"),
         ({"out": torch.zeros(1, 6, 16)}, "shape of out"),
         ({"keys": torch.zeros(3, 16, 2, 64)}, "dtype of keys"),
-        (
-            dict.fromkeys(("keys", "values"), torch.zeros(64, dtype=torch.int8).expand(2**27 + 1, 16, 2, 64))
-            | dict.fromkeys(("key_scales", "value_scales"), torch.zeros(1, 1, 1).expand(2**27 + 1, 16, 2)),
-            r"blocks of 16 tokens: expected 2\^27 at most",
-        ),
+        (far_apart(), r"rows in steps of 1 elements: expected 2147483648 at most, got 4296012271"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, reason):

@@ -89,11 +89,11 @@ def sparse_paged_attention(
     kv = rows.keys, rows.values, rows.key_scales, rows.value_scales
     scale, requests = score_scale(dim, k_scale), block_table.shape[0]
     if prefill:
-        for part, places in placed(rows, selected, block_table, token_to_req):
+        for part, places in placed(rows, selected, block_table, token_to_req, tile.block_n):
             row_kernel[(len(places), kv_heads)](
                 q[part], q.stride(0), q.stride(1), *kv, places, selected[part], token_to_req[part],
                 None, None, None, None, *_ends(gate[part], out[part]), scale, v_scale, requests,
-                **shared, STAGES=tile.prefill_stages, num_stages=tile.prefill_stages,
+                **shared, PLACES=places.shape[1], STAGES=tile.prefill_stages, num_stages=tile.prefill_stages,
             )  # fmt: skip
         return out
     splits = triton.cdiv(width, tile.split)

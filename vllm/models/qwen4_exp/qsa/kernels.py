@@ -12,9 +12,9 @@ joined from left to right; and decode and prefill are made of the same functions
 
 from vllm.triton_utils import tl, triton
 
-from .operands import load_planes, load_query, sign_bits, store_planes, unscale
+from .operands import load_planes, load_query, sign_bits, store_planes
 from .places import extent, places_of
-from .softmax import NOTHING, add_columns, finish, first_unit, join, no_columns, times
+from .softmax import NOTHING, add_columns, finish, join, no_columns, no_tiles, settled
 
 
 @triton.jit(do_not_specialize=["num_requests", "num_blocks", "table_width"])
@@ -35,22 +35,22 @@ def split_kernel(
     if begin >= count:
         return
     queries, power, bias = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
-    sums, maximum, normaliser = no_columns(BLOCK_M, DIM)
-    unit = first_unit(FORM)
+    sums, maximum, each, factors, unit = no_tiles(FORM, BLOCK_M, DIM, BLOCK_N)
     end = tl.minimum(count, begin + SPLIT)
     flip = sign_bits(token_to_req + row)
     for first in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         columns = first + tl.arange(0, BLOCK_N)
         token = tl.load(selected + row * (WIDTH + 1) + columns, mask=columns < end, other=-1)
         place = places_of(token, table + request * table_request, table_width, num_blocks, LAYOUT)
-        sums, maximum, normaliser, unit = add_columns(
-            sums, maximum, normaliser, unit, queries, bias, power * score_scale, flip, place,
+        sums, maximum, each, factors, unit = add_columns(
+            sums, maximum, each, factors, unit, queries, bias, power * score_scale, flip, place,
             keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM,
         )  # fmt: skip
+    sums, normaliser = settled(sums, each, factors, unit, FORM)
     heads = tl.arange(0, BLOCK_M)
     mine = heads < GROUP
     at = (row * tl.num_programs(2) + split) * (tl.num_programs(1) * GROUP) + head * GROUP + heads
-    store_planes(accumulators, at, DIM, mine, times(sums, unit * unscale(FORM)), FORM, DIM)
+    store_planes(accumulators, at, DIM, mine, sums, FORM, DIM)
     tl.store(maxima + at, maximum, mask=mine)
     tl.store(normalisers + at, normaliser, mask=mine)
 
@@ -92,7 +92,7 @@ def row_kernel(
     q, q_row, q_head, keys, values, key_scales, value_scales, places, selected, token_to_req,
     section, accumulators, maxima, normalisers, gate, gate_row, gate_head, out, out_row, out_head,
     score_scale, value_scale, num_requests,
-    FORM: tl.constexpr, LAYOUT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
+    FORM: tl.constexpr, LAYOUT: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
     DIM: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Prefill: one program, all columns of one row and K/V head, split after split.
@@ -119,26 +119,25 @@ def row_kernel(
         maximum = tl.load(maxima + at, mask=mine, other=NOTHING)
         normaliser = tl.load(normalisers + at, mask=mine, other=0.0)
     queries, power, bias = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
-    part, part_maximum, part_normaliser = no_columns(BLOCK_M, DIM)
-    unit = first_unit(FORM)
+    part, part_maximum, each, factors, unit = no_tiles(FORM, BLOCK_M, DIM, BLOCK_N)
     flip = sign_bits(token_to_req + row)
     columns = tl.arange(0, BLOCK_N)
-    place = tl.load(places + row * WIDTH + begin + columns, mask=begin + columns < end, other=-1)
+    place = tl.load(places + row * PLACES + begin + columns)
     for first in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         after = first + BLOCK_N
         # A tile ahead, so that no copy of rows waits for their places.
-        following = tl.load(places + row * WIDTH + after + columns, mask=after + columns < end, other=-1)
-        part, part_maximum, part_normaliser, unit = add_columns(
-            part, part_maximum, part_normaliser, unit, queries, bias, power * score_scale, flip, place,
+        following = tl.load(places + row * PLACES + after + columns)
+        part, part_maximum, each, factors, unit = add_columns(
+            part, part_maximum, each, factors, unit, queries, bias, power * score_scale, flip, place,
             keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM,
         )  # fmt: skip
         place = following
         if ((after - begin) % SPLIT == 0) | (after >= end):
+            part, normaliser_of_part = settled(part, each, factors, unit, FORM)
             sums, maximum, normaliser = join(
-                sums, maximum, normaliser, times(part, unit * unscale(FORM)), part_maximum, part_normaliser
+                sums, maximum, normaliser, part, part_maximum, normaliser_of_part
             )  # fmt: skip
-            part, part_maximum, part_normaliser = no_columns(BLOCK_M, DIM)
-            unit = first_unit(FORM)
+            part, part_maximum, each, factors, unit = no_tiles(FORM, BLOCK_M, DIM, BLOCK_N)
     if section is not None:
         at = row * (tl.num_programs(1) * GROUP) + head * GROUP + heads
         store_planes(accumulators, at, DIM, mine, sums, FORM, DIM)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From tensors to a kernel's arguments: checks, base pointers, strides."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -17,24 +18,21 @@ class WrongInput(ValueError):
 
 
 class Layout(NamedTuple):
-    """Where rows lie: strides in elements that a kernel loads, constants of a deployment.
+    """Where rows lie, in elements that a kernel loads: constants of a deployment.
 
     Those elements are bf16, or 32-bit words of four one-byte numbers; of scales, fp32.
-    ``place_bits`` hold a place in a block.  ``*_shift`` is the distance from the aligned pointer that is passed to the first row.
+    A token's row is ``unit * (block * block_units + place * token_units)`` after the first.
+    ``*_head`` are strides, ``*_shift`` the distance from the aligned pointer that is passed to the first row.
     """
 
     block_size: int
-    place_bits: int
-    key_block: int
-    key_token: int
+    unit: int
+    block_units: int
+    token_units: int
     key_head: int
     key_shift: int
-    value_block: int
-    value_token: int
     value_head: int
     value_shift: int
-    scale_block: int
-    scale_token: int
     scale_head: int
 
 
@@ -86,27 +84,26 @@ def rows_of(
     require(keys.ndim == 4 and all(keys.shape), "keys", "[blocks, block_size, kv_heads, dim]", tuple(keys.shape))
     require(values.shape == keys.shape, "shape of values", tuple(keys.shape), tuple(values.shape))
     require(values.dtype == keys.dtype, "dtype of values", keys.dtype, values.dtype)
-    scale_strides = (0, 0, 0)
+    key_base, key_shift, strides = _words(keys, "keys")
+    value_base, value_shift, value_strides = _words(values, "values")
+    require(value_strides[:2] == strides[:2], "strides of values", strides[:2], value_strides[:2])
+    scale_head = 0
     for what, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
         require((scales is not None) == form.scaled_rows, f"{what} of {form.name} rows", form.scaled_rows, scales)
         if scales is not None:
             require(scales.shape == keys.shape[:3], f"shape of {what}", tuple(keys.shape[:3]), tuple(scales.shape))
             require(scales.dtype == torch.float32, f"dtype of {what}", torch.float32, scales.dtype)
-            scale_strides = key_scales.stride()
-            require(scales.stride() == scale_strides, f"strides of {what}", scale_strides, scales.stride())
-    key_base, key_shift, key_strides = _words(keys, "keys")
-    value_base, value_shift, value_strides = _words(values, "values")
-    place_bits = (keys.shape[1] - 1).bit_length()
-    # places.py packs both numbers into an int32.
-    require(
-        keys.shape[0] <= 1 << 31 - place_bits,
-        f"blocks of {keys.shape[1]} tokens",
-        f"2^{31 - place_bits} at most",
-        keys.shape[0],
-    )
+            expected = (*strides[:2], key_scales.stride(2))
+            require(scales.stride() == expected, f"strides of {what}", expected, scales.stride())
+            scale_head = scales.stride(2)
+    unit = math.gcd(*strides[:2]) or 1
+    block_units, token_units = (stride // unit for stride in strides[:2])
+    # places.py has a token's place in an int32: tens of GB at the least, as rows lie.
+    last = (keys.shape[0] - 1) * block_units + (keys.shape[1] - 1) * token_units
+    require(last < 2**31, f"rows in steps of {unit} elements", f"{2**31} at most", last + 1)
     layout = Layout(
-        keys.shape[1], place_bits, *key_strides, key_shift, *value_strides, value_shift, *scale_strides
-    )  # fmt: skip
+        keys.shape[1], unit, block_units, token_units, strides[2], key_shift, value_strides[2], value_shift, scale_head
+    )
     return Rows(form, keys.shape[0], layout, key_base, value_base, key_scales, value_scales)
 
 

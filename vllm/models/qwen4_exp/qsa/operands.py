@@ -74,10 +74,10 @@ def load_keys(base, offsets, valid, flip, FORM: tl.constexpr, DIM: tl.constexpr)
     """
     there = valid[:, None]
     if FORM == "bf16":
-        at = base + offsets[:, None] + tl.arange(0, DIM // 2)[None, :]
+        at = (base + tl.arange(0, DIM // 2))[None, :] + offsets[:, None]
         return tl.load(at, mask=there, other=0), tl.load(at + DIM // 2, mask=there, other=0)
     else:
-        at = base + offsets[:, None] + tl.arange(0, DIM // 4)[None, :]
+        at = (base + tl.arange(0, DIM // 4))[None, :] + offsets[:, None]
         return halves(tl.load(at, mask=there, other=0), flip, FORM)
 
 
@@ -85,7 +85,7 @@ def load_keys(base, offsets, valid, flip, FORM: tl.constexpr, DIM: tl.constexpr)
 def load_values(base, offsets, valid, flip, FORM: tl.constexpr, DIM: tl.constexpr):
     """Four planes ``[n, DIM / 4]`` of the values at ``offsets``; else as ``load_keys``."""
     there = valid[:, None]
-    at = base + offsets[:, None] + tl.arange(0, DIM // 4)[None, :]
+    at = (base + tl.arange(0, DIM // 4))[None, :] + offsets[:, None]
     first = tl.load(at, mask=there, other=0)
     if FORM == "bf16":
         return (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where listed tokens lie: block and place in one int32, ``block << place_bits | place``.
+"""Where listed tokens lie: the distance of a token's row from the first, in ``launch.Layout``'s units, as an int32.
 
 A prompt's rows are read by a program for every K/V head, once as keys and once as values,
 and each lane of a program copies parts of many rows.  Looked up there, the block table is
@@ -26,8 +26,8 @@ def places_of(token, table, table_width, num_blocks, LAYOUT: tl.constexpr):
     page = tl.maximum(token, 0) // LAYOUT.block_size
     there = (token >= 0) & (page < table_width)
     block = tl.load(table + page, mask=there, other=-1)
-    packed = (block << LAYOUT.place_bits) | tl.maximum(token, 0) % LAYOUT.block_size
-    return tl.where(there & (block >= 0) & (block < num_blocks), packed, -1)
+    place = block * LAYOUT.block_units + tl.maximum(token, 0) % LAYOUT.block_size * LAYOUT.token_units
+    return tl.where(there & (block >= 0) & (block < num_blocks), place, -1)
 
 
 @triton.jit
@@ -42,13 +42,9 @@ def extent(selected, token_to_req, num_requests, row, WIDTH: tl.constexpr):
 @triton.jit(do_not_specialize=["num_requests", "num_blocks", "table_width"])
 def place_kernel(
     places, selected, section, table, table_request, token_to_req, num_requests, num_blocks, table_width,
-    LAYOUT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    LAYOUT: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """``places`` ``[rows, WIDTH]`` of ``BLOCK`` columns of one row.
-
-    Columns past the row's count, or outside its ``section`` (``row_kernel``), are neither
-    read nor written.
-    """
+    """``places`` ``[rows, PLACES]``: ``BLOCK`` columns of one row; -1 past its count and outside its ``section``."""
     row = tl.program_id(0).to(tl.int64)
     request, count = extent(selected, token_to_req, num_requests, row, WIDTH)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -57,27 +53,30 @@ def place_kernel(
         mine = mine & (columns >= tl.load(section + row * 2)) & (columns < tl.load(section + row * 2 + 1))
     token = tl.load(selected + row * (WIDTH + 1) + columns, mask=mine, other=-1)
     found = places_of(token, table + request * table_request, table_width, num_blocks, LAYOUT)
-    tl.store(places + row * WIDTH + columns, found, mask=mine)
+    tl.store(places + row * PLACES + columns, found, mask=columns < PLACES)
 
 
 def placed(
-    rows: Rows, selected: torch.Tensor, block_table: torch.Tensor, token_to_req: torch.Tensor,
+    rows: Rows, selected: torch.Tensor, block_table: torch.Tensor, token_to_req: torch.Tensor, block_n: int,
     section: torch.Tensor | None = None,
 ) -> Iterator[tuple[slice, torch.Tensor]]:  # fmt: skip
-    """Places of ``selected``, ``[some rows, width]`` at a time: as many as the workspace holds.
+    """Places of ``selected``, ``[some rows, columns]`` at a time: as many rows as the workspace holds.
 
     That is the indexer's, which is done with it (``qsa_workspace.py``): what is yielded
-    lasts until the next is asked for.  ``section``: ``[rows, 2]``, as in ``row_kernel``.
+    lasts until the next is asked for.  Rows end in ``2 * block_n`` or more columns of -1,
+    so that tiles that begin at any column are read without a mask, and one beyond the last.
+    ``section``: ``[rows, 2]``, as in ``row_kernel``.
     """
     count, width = selected.shape[0], selected.shape[1] - 1
-    space = indexer_workspace(selected.device, width * selected.element_size())
-    step = space.numel() // width
+    columns = triton.cdiv(width, 32) * 32 + 2 * block_n
+    space = indexer_workspace(selected.device, columns * selected.element_size())
+    step = space.numel() // columns
     for first in range(0, count, step):
         part = slice(first, min(first + step, count))
-        places = space[: (part.stop - first) * width].view(-1, width)
-        place_kernel[(len(places), triton.cdiv(width, BLOCK))](
+        places = space[: (part.stop - first) * columns].view(-1, columns)
+        place_kernel[(len(places), triton.cdiv(columns, BLOCK))](
             places, selected[part], None if section is None else section[part], block_table, block_table.stride(0),
             token_to_req[part], block_table.shape[0], rows.blocks, block_table.shape[1],
-            LAYOUT=rows.layout, WIDTH=width, BLOCK=BLOCK, num_warps=4,
+            LAYOUT=rows.layout, WIDTH=width, PLACES=columns, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
         yield part, places

@@ -83,12 +83,13 @@ def attend_section(
     if not q.shape[0]:
         return
     tile = tile or tile_for(rows.form, q.device)
-    for part, places in placed(rows, selected, block_table, token_to_req, columns):
+    for part, places in placed(rows, selected, block_table, token_to_req, tile.block_n, columns):
         row_kernel[(len(places), kv_heads)](
             q[part], q.stride(0), q.stride(1), rows.keys, rows.values, rows.key_scales, rows.value_scales, places,
             selected[part], token_to_req[part], columns[part], *(tensor[part] for tensor in state),
             None, 0, 0, None, 0, 0, score_scale(dim, k_scale), 1.0, block_table.shape[0],
-            **sizes(rows, group, dim, width, tile), STAGES=tile.prefill_stages, num_stages=tile.prefill_stages,
+            **sizes(rows, group, dim, width, tile), PLACES=places.shape[1], STAGES=tile.prefill_stages,
+            num_stages=tile.prefill_stages,
         )  # fmt: skip
 
 

@@ -23,12 +23,21 @@ def no_columns(ROWS: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
-def first_unit(FORM: tl.constexpr):
-    """What sums have to be multiplied with, before ``add_columns``, ``unscale`` aside."""
+def no_tiles(FORM: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr):
+    """``no_columns``, as tiles are added to it: see ``add_columns``."""
+    sums, maximum, _ = no_columns(ROWS, DIM)
+    each = tl.zeros((ROWS, BLOCK_N), tl.float32)
+    return sums, maximum, each, each, tl.full((), 2.0**-100 if FORM == "int8" else 1.0, tl.float32)
+
+
+@triton.jit
+def settled(sums, each, factors, unit, FORM: tl.constexpr):
+    """``sums`` and ``normaliser`` of the state of all tiles."""
+    normaliser = tl.sum(each, axis=1)
     if FORM == "int8":
-        return tl.full((), 2.0**-100, tl.float32)
-    else:
-        return tl.full((), 1.0, tl.float32)
+        less = offset_of(factors)[:, None]
+        sums = sums[0] + less, sums[1] + less, sums[2] + less, sums[3] + less
+    return times(sums, unit * unscale(FORM)), normaliser
 
 
 @triton.jit
@@ -39,10 +48,14 @@ def times(planes, factor):
 
 @triton.jit
 def add_columns(
-    sums, maximum, normaliser, unit, q, bias, score_scale, flip, place, keys, values, key_scales, value_scales, kv_head,
+    sums, maximum, each, factors, unit, q, bias, score_scale, flip, place, keys, values, key_scales, value_scales, kv_head,
     FORM: tl.constexpr, LAYOUT: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """The state and its unit, with the columns that lie at ``place`` (``places.py``).
+    """The state of some tiles, with the columns that lie at ``place`` (``places.py``).
+
+    What is only summed up in the end stays apart for every column of a tile, since warps
+    wait for each other in every sum over columns: ``each``, whose sum is the normaliser,
+    and ``factors``, those that int8 values were multiplied with.  Sums are in ``unit``.
 
     Args:
         q, bias: of ``load_query``.
@@ -55,24 +68,22 @@ def add_columns(
     """
     # What is not there is never read: an unused page may hold NaN, and zero times NaN is NaN.
     valid = place >= 0
-    block = (place >> LAYOUT.place_bits).to(tl.int64)
-    place = place & ((1 << LAYOUT.place_bits) - 1)
-    at = block * LAYOUT.key_block + (place * LAYOUT.key_token + kv_head * LAYOUT.key_head + LAYOUT.key_shift)
-    k = load_keys(keys, at, valid, flip, FORM, DIM)
-    at = block * LAYOUT.value_block + (place * LAYOUT.value_token + kv_head * LAYOUT.value_head + LAYOUT.value_shift)
-    v = load_values(values, at, valid, flip, FORM, DIM)
+    at = place.to(tl.int64) * LAYOUT.unit
+    k = load_keys(keys + kv_head * LAYOUT.key_head + LAYOUT.key_shift, at, valid, flip, FORM, DIM)
+    v = load_values(values + kv_head * LAYOUT.value_head + LAYOUT.value_shift, at, valid, flip, FORM, DIM)
 
     scores = tl.dot(q[0], tl.trans(k[0]), acc=tl.broadcast_to(bias[:, None], (q[0].shape[0], k[0].shape[0])))
     scores = tl.dot(q[1], tl.trans(k[1]), acc=scores) * (score_scale * unscale(FORM))[:, None]
     if FORM == "int8":
-        at = block * LAYOUT.scale_block + (place * LAYOUT.scale_token + kv_head * LAYOUT.scale_head)
+        at += kv_head * LAYOUT.scale_head
         scores = scores * tl.load(key_scales + at, mask=valid, other=0.0)[None, :]
         value_scale = tl.load(value_scales + at, mask=valid, other=0.0)
     scores = tl.where(valid[None, :], scores, NOTHING)
     raised = tl.maximum(maximum, tl.max(scores, axis=1))
     fade = tl.math.exp2(maximum - raised)
     p = tl.where(valid[None, :], tl.math.exp2(scores - raised[:, None]), 0.0)
-    normaliser = tl.math.fma(normaliser, fade, tl.sum(p, axis=1))
+    fade = fade[:, None]
+    each = tl.math.fma(each, tl.broadcast_to(fade, each.shape), p)
     if FORM == "int8":
         # A value's scale goes to its probability. Over a power of two that no scale so
         # far exceeds twice, the product fits fp16 at fp16's full precision.
@@ -81,24 +92,16 @@ def add_columns(
         fade = fade * (unit * inverse)
         unit = grown
     p = p.to(v[0].dtype)
-    fade = tl.broadcast_to(fade[:, None], sums[0].shape)
     if FORM == "int8":
-        less = tl.broadcast_to(offset_of(p)[:, None], sums[0].shape)
-        sums = (
-            tl.math.fma(sums[0], fade, less),
-            tl.math.fma(sums[1], fade, less),
-            tl.math.fma(sums[2], fade, less),
-            tl.math.fma(sums[3], fade, less),
-        )
-    else:
-        sums = times(sums, fade)
+        factors = tl.math.fma(factors, tl.broadcast_to(fade, factors.shape), p.to(tl.float32))
+    sums = times(sums, fade)
     sums = (
         tl.dot(p, v[0], acc=sums[0]),
         tl.dot(p, v[1], acc=sums[1]),
         tl.dot(p, v[2], acc=sums[2]),
         tl.dot(p, v[3], acc=sums[3]),
     )
-    return sums, raised, normaliser, unit
+    return sums, raised, each, factors, unit
 
 
 @triton.jit
