@@ -46,6 +46,9 @@ ARCHS = (80, 86, 89, 90)
 SHARED_LIMIT = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 #: tokens of a block where K/V are in VRAM, and where they are not (issue 7)
 BLOCK_SIZE = 1568
+#: Instructions: products, loads of matrices and numbers from shared memory, copies to it, loads from memory, conversions
+#: of bytes, and what registers did not hold.
+COUNTED = ("HMMA", "LDSM", "LDS", "LDGSTS", "LDG", "I2F", "LDL", "STL")
 #: What runs, by the kernel that it is an instance of.
 KERNELS = {"decode": kernels.split_kernel, "prefill": kernels.row_kernel, "section": kernels.row_kernel}
 #: The same for every format, and warps.
@@ -117,7 +120,7 @@ def measure(kind: str, form: KVFormat, arch: int, tile: Tile) -> dict:
     made = triton.compile(ASTSource(function, types, constants, aligned), GPUTarget("cuda", arch, 32), options)
     return {
         "kernel": kind, "format": form.name, "arch": arch, "block_n": tile.block_n, "split": tile.split,
-        "warps": warps, "stages": stages, "shared": made.metadata.shared, **_assembled(made.asm["cubin"]),
+        "warps": warps, "stages": stages, "limited": kind in KERNELS and tile.registers is not None, "shared": made.metadata.shared, **_assembled(made.asm["cubin"]),
     }  # fmt: skip
 
 
@@ -151,7 +154,7 @@ def loop(listing: str) -> dict[str, int]:
         for block in re.split(r"\n(?=\.L)|\bBRA\b", listing)
     ]
     most = max(names, key=lambda count: count["HMMA"])
-    return {"all": sum(most.values())} | {name: most[name] for name in ("HMMA", "LDSM", "LDS", "LDGSTS", "LDG", "I2F")}
+    return {"all": sum(most.values())} | {name: most[name] for name in COUNTED}
 
 
 def candidates() -> list[Tile]:
@@ -181,7 +184,13 @@ def main(argv: list[str] | None = None) -> int:
     used = [sample for sample in samples if sample["in_use"]]
     room = max(sample["shared"] / SHARED_LIMIT[sample["arch"]] for sample in used)
     claims = [
-        record.Claim("spilled by kernels in use", float(sum(s["spills"] for s in used)), "bytes", 0.0, "<="),
+        record.Claim(
+            "spilled by kernels that may use all registers",
+            float(sum(s["spills"] for s in used if not s["limited"])),
+            "bytes",
+            0.0,
+            "<=",
+        ),
         record.Claim("shared memory of kernels in use", room, "of the GPU's", 1.0, "<="),
     ]
     settings = {"command": "python -m benchmarks.qsa_kernels.compiled", "triton": triton.__version__}

@@ -99,11 +99,17 @@ def test_nan_in_a_selected_row_stays_in_its_row_and_head(form, prefill):
     assert out[0, :3].isfinite().all() and out[1].isfinite().all()
 
 
+@pytest.mark.parametrize("form", [FP8, INT8], ids=lambda form: form.name)
 @pytest.mark.parametrize("prefill", [False, True])
-def test_a_nan_key_comes_out_in_its_group(prefill):
-    made = scene(INT8, [20], width=24)
-    kv, token = views(made.cache, INT8, 64), int(made.selected[0, 7])
-    kv.key_scales[int(made.block_table[0, token // 16]), token % 16, 0] = torch.nan
+def test_a_nan_key_comes_out_in_its_group(form, prefill):
+    made = scene(form, [20], width=24)
+    kv, token = views(made.cache, form, 64), int(made.selected[0, 7])
+    slot = int(made.block_table[0, token // 16]), token % 16, 0
+    if form is INT8:
+        kv.key_scales[slot] = torch.nan
+    else:
+        # One number of 64: products with it are infinite, of either sign.
+        kv.keys[slot][5] = 0x7F
     out = made.call(sparse_paged_attention, prefill)
     assert out[0, :3].isnan().all() and out[0, 3:].isfinite().all()
 

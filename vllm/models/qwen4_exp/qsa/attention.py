@@ -57,8 +57,9 @@ def sparse_paged_attention(
     Args:
         q: ``[rows, heads, dim]`` bf16.
         keys, values: ``[blocks, block_size, kv_heads, dim]`` as ``formats.views`` gives
-            them: bf16, e4m3 bytes or int8, with any strides; device memory, or host
-            memory that the device sees.
+            them: bf16, e4m3 bytes or int8, with any strides between blocks and tokens,
+            the same for keys, values and scales; device memory, or host memory that the
+            device sees.
         selected: ``[rows, width + 1]`` int32, positions in the request, packed to the
             left; the last column is how many there are.
         block_table: ``[requests, blocks per request]`` int32.  An entry that is no block

@@ -10,13 +10,14 @@ the other seven bits to bits 13..7, and the same bits read as fp16 are the numbe
 smallest exponent.  For a code in the upper byte of 16 bits that is a shift by one and
 two masks, and one register holds two such codes, since 32-bit operations do not care.
 
-What is left is NaN, whose bits read as 480 * 2^-8 = 1.875, more than any number's 448 *
-2^-8 = 1.75.  Times 34944 the former is 65520, which fp16 rounds to infinity; the latter
-stays finite.  Adding zero times that product adds NaN to NaN and zero to the rest.  This
-costs a multiplication and a multiply-add per two numbers; comparing costs several times
-that, since integers of 16 bits are not compared in pairs.
+What is left is NaN, whose bits read as 480 * 2^-8.  Times 144 * 2^8 that is 69120, which
+fp16 has as infinity, while the largest number's is 64512.  All others are exact as well:
+144 is 9 * 16, and four bits times four are eight of fp16's eleven.  So NaN becomes infinity
+by the one multiplication that there is; comparing costs several times that, since integers
+of 16 bits are not compared in pairs.  A sum of products with infinity is infinite or NaN,
+and zero times it is NaN: the caller adds that to what it computes.
 
-The factor of ``2^8`` is left to the caller, who has a scale to multiply anyway.
+The factor of 144 is left to the caller, who has a scale to multiply anyway.
 
 **Encode** saturates: a number beyond 448 becomes 448.  e4m3 has no infinity, and the
 NaN that a plain conversion gives for 449 would end the request.  NaN stays NaN.
@@ -28,13 +29,13 @@ import torch
 from vllm.triton_utils import tl, triton
 
 LARGEST = 448.0
-# What decode_scaled leaves to multiply.
-UNSCALE = 256.0
+# Of operands.
+SCALE = 144.0
 
 
 @triton.jit
 def halves(words):
-    """int32 words -> bits of fp16, two to a word, of the codes in bytes 0 and 2, and in bytes 1 and 3; no NaN yet."""
+    """int32 words -> bits of fp16, two to a word, of the codes in bytes 0 and 2, and in bytes 1 and 3."""
     return (
         ((words << 7) & 0x3F803F80) | ((words << 8) & -0x7FFF8000),
         ((words >> 1) & 0x3F803F80) | (words & -0x7FFF8000),
@@ -42,15 +43,15 @@ def halves(words):
 
 
 @triton.jit
-def with_nan(x):
-    """fp16 of ``halves``, 1.875 made NaN."""
-    return tl.math.fma(x * 34944.0, tl.full(x.shape, 0.0, tl.float16), x)
+def scaled(x):
+    """fp16 of ``halves`` -> the number times ``SCALE``; exact, infinity for NaN."""
+    return x * 36864.0
 
 
 @triton.jit
-def decode_scaled(code):
-    """uint8 codes -> fp16 of the number times 2^-8; exact, NaN for the codes of NaN."""
-    return with_nan(halves(code.to(tl.int32))[0].to(tl.int16).to(tl.float16, bitcast=True))
+def infinite_to_nan(x):
+    """fp32 numbers, infinity made NaN."""
+    return tl.math.fma(x, tl.full(x.shape, 0.0, tl.float32), x)
 
 
 @triton.jit

@@ -22,7 +22,7 @@ matrix units take as any other.  What 128 adds to a sum of products ``f * x`` is
 ``128 * sum(f)``, taken off in fp32 (``offset_of``).  It is at most a few times
 as large as the sum of such products with random signs, so a few units of fp32's 24 bits go.
 
-**e4m3** is decoded as ``e4m3.py`` says, times 2^-8.  A query becomes fp16 by dividing it by a
+**e4m3** is decoded as ``e4m3.py`` says, times 144; NaN is infinity.  A query becomes fp16 by dividing it by a
 power of two near its largest number, which changes no bit of any number within 2^-17 of
 that, whatever the size of the model's norms.
 """
@@ -30,7 +30,7 @@ that, whatever the size of the model's norms.
 from vllm.triton_utils import tl, triton
 
 from .e4m3 import halves as e4m3_halves
-from .e4m3 import with_nan
+from .e4m3 import scaled
 
 
 @triton.jit
@@ -147,7 +147,7 @@ def _lower(bits, FORM: tl.constexpr):
 def _number(bits, FORM: tl.constexpr):
     x = bits.to(tl.float16, bitcast=True)
     if FORM == "fp8":
-        return with_nan(x)
+        return scaled(x)
     else:
         return x
 
@@ -156,7 +156,7 @@ def _number(bits, FORM: tl.constexpr):
 def unscale(FORM: tl.constexpr):
     """What operands leave to multiply, of keys and of values."""
     if FORM == "fp8":
-        return 256.0
+        return 1.0 / 144.0
     elif FORM == "int8":
         return 16777216.0
     else:

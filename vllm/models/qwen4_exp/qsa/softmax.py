@@ -10,6 +10,7 @@ because the hardware has ``2^x``.
 from vllm.triton_utils import tl, triton
 
 from . import state
+from .e4m3 import infinite_to_nan
 from .operands import load_keys, load_values, offset_of, power_below, unscale
 
 NOTHING = tl.constexpr(state.NOTHING)
@@ -37,6 +38,8 @@ def settled(sums, each, factors, unit, FORM: tl.constexpr):
     if FORM == "int8":
         less = offset_of(factors)[:, None]
         sums = sums[0] + less, sums[1] + less, sums[2] + less, sums[3] + less
+    elif FORM == "fp8":
+        sums = infinite_to_nan(sums[0]), infinite_to_nan(sums[1]), infinite_to_nan(sums[2]), infinite_to_nan(sums[3])
     return times(sums, unit * unscale(FORM)), normaliser
 
 
@@ -78,6 +81,8 @@ def add_columns(
         at += kv_head * LAYOUT.scale_head
         scores = scores * tl.load(key_scales + at, mask=valid, other=0.0)[None, :]
         value_scale = tl.load(value_scales + at, mask=valid, other=0.0)
+    if FORM == "fp8":
+        scores = infinite_to_nan(scores)
     scores = tl.where(valid[None, :], scores, NOTHING)
     raised = tl.maximum(maximum, tl.max(scores, axis=1))
     fade = tl.math.exp2(maximum - raised)

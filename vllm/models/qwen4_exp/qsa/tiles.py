@@ -45,31 +45,34 @@ class Tile:
 # python -m benchmarks.qsa_kernels.compiled); `python -m benchmarks.qsa_kernels --sweep` times
 # candidates on a GPU.
 #
-#   block_n  Keys and values of a tile lie in shared memory. At 32 columns there are three
-#            programs of one-byte rows on an sm_86 or sm_89, two of bf16, so that one multiplies
-#            while another waits; registers allow as many. At 64 one-byte rows issue a tenth
-#            fewer instructions a column, and two programs fit, of any card's registers.
+#   block_n  Keys and values of a tile lie in shared memory: two programs of one-byte rows at 64
+#            columns fit an sm_86 or sm_89, two of bf16 at 32. At 64 each warp has two products
+#            to work on at a time, reads the queries half as often as at 32, and issues a fifth
+#            fewer instructions a column.
 #   split    A request alone should fill the card: 2048 columns in splits of 64 are 66
 #            programs, of 128 half of that. But partial states are written and read again:
 #            at 64 as many bytes as three quarters of int8 K/V. They stay in the L2 of
 #            sm_80, sm_89 and sm_90 (40, 72, 50 MB); sm_86's 6 MB hold eight requests' at 128.
-#   warps    At 4 nothing spills. At 2 sums take all registers.
+#   warps    Warps of a program wait for each other several times a tile: two do so less than
+#            four. At two and 64 columns sums alone would take half of all registers.
 #   stages   Rows one tile ahead. A third stage gives rows a second place in shared memory, so
-#            that their copies run during all of this tile's products; on sm_90 it also keeps
-#            bf16's prefill from spilling.
+#            that their copies run during all of this tile's products; sm_90 has room for it. It
+#            also keeps bf16's prefill there from spilling.
+#   registers  On sm_90 200 make it five programs an SM instead of four; the sums of splits
+#            before, which are touched once a split, go to memory for it.
 TILES: dict[tuple[int, KVFormat], Tile] = {
     (80, BF16): Tile(64, 64, 4, 2, 2),
-    (80, FP8): Tile(32, 64, 4, 2, 2),
-    (80, INT8): Tile(32, 64, 4, 2, 2),
+    (80, FP8): Tile(64, 64, 4, 2, 2),
+    (80, INT8): Tile(64, 64, 4, 2, 2),
     (86, BF16): Tile(32, 128, 4, 2, 2),
-    (86, FP8): Tile(32, 128, 4, 2, 2),
-    (86, INT8): Tile(32, 128, 4, 2, 2),
+    (86, FP8): Tile(64, 128, 4, 2, 2),
+    (86, INT8): Tile(64, 128, 4, 2, 2),
     (89, BF16): Tile(32, 64, 4, 2, 2),
-    (89, FP8): Tile(32, 64, 4, 2, 2),
-    (89, INT8): Tile(32, 64, 4, 2, 2),
+    (89, FP8): Tile(64, 64, 4, 2, 2),
+    (89, INT8): Tile(64, 64, 4, 2, 2),
     (90, BF16): Tile(64, 64, 4, 2, 3),
-    (90, FP8): Tile(32, 64, 4, 2, 2),
-    (90, INT8): Tile(32, 64, 4, 2, 2),
+    (90, FP8): Tile(32, 64, 2, 3, 3, 200),
+    (90, INT8): Tile(32, 64, 2, 3, 3, 200),
 }
 _ROW = {80: 80, 86: 86, 87: 86, 89: 89, 90: 90}
 # Triton's interpreter: products of the smallest size, two of them a split.
