@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchmarks.format_kernels.nvfp4 import GROUP
 from demo.checkpoint.formats.rounding import Scheme
 
-GPTQ, COMPRESSED = "gptq", "compressed-tensors"
+GPTQ, COMPRESSED, MODELOPT = "gptq", "compressed-tensors", "modelopt"
 #: The longest is a prefill chunk's default; the lm_head only ever sees the rows that are sampled from.
 TOKENS, SAMPLED = (1, 8, 2048), (1, 8)
 
@@ -41,6 +42,8 @@ class Case:
 
     @property
     def format(self) -> str:
+        if self.layout == MODELOPT:
+            return "modelopt NVFP4"
         return f"{self.layout} INT{self.scheme.bits} g{self.scheme.group}"
 
 
@@ -54,7 +57,8 @@ _LOW_RANK = (("hyper-connection down", 10240, 320, 128), ("hyper-connection up",
 _VOCABULARY = 248_320
 
 
-def cases(geometry: Geometry) -> list[Case]:
+def cases(geometry: Geometry, device: str = "cuda") -> list[Case]:
+    """All that `device` can run: NVFP4 has no kernel on a CPU, where it is refused (vllm/engine/verified_checkpoint.py)."""
     size, made = geometry.size, []
 
     def linear(name: str, inputs: int, outputs: int, layout: str, bits: int, group: int) -> None:
@@ -71,6 +75,10 @@ def cases(geometry: Geometry) -> list[Case]:
     for name, inputs, outputs, group in _LOW_RANK:
         linear(name, inputs, outputs, COMPRESSED, 8, group)
     made.append(Case("experts", "experts", COMPRESSED, Scheme(4, 128), size(2560), size(640)))
+    if device != "cpu":
+        for name, inputs, outputs in (*_ATTENTION, *_DELTA_NET, *_SHARED):
+            linear(name, inputs, outputs, MODELOPT, 4, GROUP)
+        made.append(Case("experts", "experts", MODELOPT, Scheme(4, GROUP), size(2560), size(640)))
     scheme = Scheme(8, 128)
     made.append(Case("lm_head", "head", COMPRESSED, scheme, size(2560), size(_VOCABULARY), SAMPLED))
     made.append(Case("embed_tokens", "embedding", COMPRESSED, scheme, size(2560), size(_VOCABULARY)))

@@ -7,10 +7,18 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.format_kernels.cases import GPTQ, Case, Geometry
+from benchmarks.format_kernels.cases import COMPRESSED, GPTQ, MODELOPT, Case, Geometry
 from benchmarks.format_kernels.packed import packed, quant_config
 
 NAME = "model.layers.0.mlp.experts"
+#: An expert's numbers and their scales, by the layout's names.
+_OF_EXPERTS = {
+    GPTQ: ("qweight", "scales"),
+    COMPRESSED: ("weight_packed", "weight_scale"),
+    MODELOPT: ("weight", "weight_scale", "weight_scale_2", "input_scale"),
+}
+#: What says nothing about values (shapes, an order that is the natural one) or is not used is read by nobody.
+_UNREAD = ("weight_shape", "g_idx", "qzeros", "input_scale")
 
 
 @dataclass
@@ -40,8 +48,7 @@ def _load(layer: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> int:
     for name, parameter in layer.named_parameters():
         parameter.weight_loader(parameter, tensors[name])
     layer.quant_method.process_weights_after_loading(layer)
-    # What says nothing about values (shapes, an order that is the natural one) is read by nobody.
-    return sum(t.nbytes for name, t in tensors.items() if name not in ("weight_shape", "g_idx", "qzeros"))
+    return sum(t.nbytes for name, t in tensors.items() if name not in _UNREAD)
 
 
 def _linear(case: Case, geometry: Geometry, device: str, seen: Collection[str]) -> Built | None:
@@ -115,15 +122,16 @@ def _experts(case: Case, geometry: Geometry, device: str, seen: Collection[str])
     if kernel in seen:
         return None
     inner, size = case.outputs, 0
-    weight, scale = ("qweight", "scales") if case.layout == GPTQ else ("weight_packed", "weight_scale")
     plain = {"w13": [], "w2": []}
     for expert in range(count):
         # Gate and up are one matrix here; with the outputs stacked it is what two tensors would give.
         for product, outputs, inputs in (("w13", 2 * inner, case.inputs), ("w2", case.inputs, inner)):
             tensors, dequantized = packed(outputs, inputs, case.scheme, case.layout, device)
-            for name in (weight, scale):
-                getattr(layer, f"{product}_{name}").data[expert].copy_(tensors[name])
-                size += tensors[name].nbytes
+            for name in _OF_EXPERTS[case.layout]:
+                tensor = tensors[name]
+                # A single number is that of gate and up alike.
+                getattr(layer, f"{product}_{name}").data[expert].copy_(tensor if tensor.dim() > 1 else tensor[0])
+                size += 0 if name in _UNREAD else tensor.nbytes
             plain[product].append(dequantized)
     method = layer.quant_method
     method.process_weights_after_loading(layer)

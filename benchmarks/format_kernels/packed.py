@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.format_kernels.cases import GPTQ, Case
+from benchmarks.format_kernels import nvfp4
+from benchmarks.format_kernels.cases import GPTQ, MODELOPT, Case
 from demo.checkpoint.formats import compressed, gptq
 from demo.checkpoint.formats.recipes import Recipe, Rule
 from demo.checkpoint.formats.rounding import Scheme, round_weight
@@ -17,6 +18,8 @@ def packed(
     outputs: int, inputs: int, scheme: Scheme, layout: str, device: str
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Tensors of one module as on disk, and the bfloat16 weight [outputs, inputs] that they stand for."""
+    if layout == MODELOPT:
+        return nvfp4.packed(outputs, inputs, device)
     writer = gptq if layout == GPTQ else compressed
     parts, plain = [], []
     for start in range(0, outputs, ROWS):
@@ -40,6 +43,16 @@ def _join(name: str, parts: list[torch.Tensor], layout: str) -> torch.Tensor:
 
 def quant_config(case: Case, name: str):
     """vLLM's config object of a checkpoint in which the module `name` has the case's scheme."""
+    if case.layout == MODELOPT:
+        from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
+
+        algorithm = {
+            "quant_algo": "NVFP4",
+            "group_size": nvfp4.GROUP,
+            "kv_cache_quant_algo": None,
+            "exclude_modules": [],
+        }
+        return ModelOptNvFp4Config.from_config({"quantization": algorithm})
     recipe = Recipe(case.layout, (Rule(r".*", case.scheme),))
     if case.layout == GPTQ:
         from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
