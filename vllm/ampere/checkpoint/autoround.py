@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm.ampere.checkpoint.scheme import FORMS, UNREAD, Declared, Scheme, compiled
+from vllm.ampere.checkpoint.scheme import FORMS, UNREAD, Declared, Scheme, compiled, remembered
 
 #: a key with one of these is searched for as a pattern
 _SPECIAL = frozenset("*+?^$()[]{}|\\")
@@ -35,11 +35,7 @@ class Layers:
                 if (value := self.names.get(name)) is not None:
                     return value
                 name = name.partition(".")[2]
-        if self.known is None or not template:
-            return self._match(module)
-        if template not in self.known:
-            self.known[template] = self._match(module)
-        return self.known[template]
+        return remembered(self.known, template, lambda: self._match(module))
 
     def _match(self, module: str) -> Any:
         names = [form + module for form in FORMS]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -87,11 +87,7 @@ class Names:
             for form in FORMS:
                 if (value := self.exact.get(form + module)) is not None:
                     return value
-        if self.known is None or not template:
-            return self._match(module)
-        if template not in self.known:
-            self.known[template] = self._match(module)
-        return self.known[template]
+        return remembered(self.known, template, lambda: self._match(module))
 
     def _match(self, module: str) -> Any:
         for form in FORMS:
@@ -100,6 +96,15 @@ class Names:
                 if pattern.match(name):
                     return value
         return None
+
+
+def remembered(known: dict[str, Any] | None, template: str, match: Callable[[], Any]) -> Any:
+    """What `match` says, asked once for a template; every time where `known` is None or there is no template."""
+    if known is None or not template:
+        return match()
+    if template not in known:
+        known[template] = match()
+    return known[template]
 
 
 def compiled(text: str) -> re.Pattern:
