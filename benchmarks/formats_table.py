@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.markdown import table
-from benchmarks.record import FOLDER, read
+from benchmarks.record import FOLDER, beside, read
 
 CPU = FOLDER / "formats-cpu.json"
 #: Any number of cards; each is a record of its own.
@@ -88,9 +88,7 @@ def _card(record: dict) -> str:
     copy = f", {rate / 1e9:.0f} GB/s in a copy" if rate else ""
     text = (
         f"Measured on {where.get('gpus', where['cpu'])}, kernels of compute capability {capability}{copy} "
-        f"({record['upstream']}, commit {record['commit']})"
-        + (f", beside {where['beside']}" if "beside" in where else "")
-        + f".\n\n{table(head, rows)}"
+        f"({record['upstream']}, commit {record['commit']})" + f"{beside(record)}.\n\n{table(head, rows)}"
     )
     if refused:
         left = "; ".join(f"{module} in {said}: {', '.join(names)}" for (said, module), names in refused.items())

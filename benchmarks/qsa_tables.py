@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from benchmarks.markdown import table
-from benchmarks.record import FOLDER, read
+from benchmarks.record import FOLDER, measured_on, read
 
 KERNELS, SELECTION = "qsa-kernels-*.json", "qsa-write-select-*.json"
 
@@ -26,9 +26,7 @@ def _cards(pattern: str, card: Callable[[dict], Iterator[str]]) -> str:
 
 
 def _measured(record: dict, more: str) -> str:
-    where = record["hardware"]
-    beside = f", beside {where['beside']}" if "beside" in where else ""
-    return f"Measured on {where.get('gpus', where['cpu'])} ({record['upstream']}, commit {record['commit']}){beside}; {more}.\n"
+    return f"{measured_on(record)}; {more}.\n"
 
 
 def _attention(record: dict) -> Iterator[str]:

@@ -80,6 +80,20 @@ def read(path: Path) -> dict:
     return json.loads(path.read_text())
 
 
+def beside(record: dict) -> str:
+    """ ", beside …" for a page: what else the machine ran; empty where nothing is known."""
+    found = record["hardware"].get("beside")
+    return f", beside {found}" if found else ""
+
+
+def measured_on(record: dict) -> str:
+    """How a table of a page begins: the card or the processor, the base, the commit and what ran beside."""
+    where = record["hardware"]
+    return f"Measured on {where.get('gpus', where['cpu'])} ({record['upstream']}, commit {record['commit']})" + beside(
+        record
+    )
+
+
 def commit() -> str:
     """The commit that was measured; `+` behind it means that tracked files had been changed since."""
     git = ["git", "-C", str(ROOT)]

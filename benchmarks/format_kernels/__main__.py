@@ -113,13 +113,10 @@ def join(parts: list[str], out: Path) -> int:
     measured = {key[:3] for key, row in rows.items() if "relative" in row}
     samples = [row for key, row in rows.items() if "relative" in row or key[:3] not in measured]
     settings = found[0]["settings"] | {"parts": [part["settings"] | {"commit": part["commit"]} for part in found]}
-    where = {key: value for key, value in found[0]["hardware"].items() if key != "gpus"}
     beside = sorted({part["hardware"].get("beside", "nothing") for part in found})
+    where = found[0]["hardware"] | {"beside": "; ".join(beside)}
     claims = claims_of(samples)
-    record.write(
-        out, settings, samples, claims, found[0]["hardware"].get("gpus"), where | {"beside": "; ".join(beside)},
-        found[0]["commit"],
-    )  # fmt: skip
+    record.write(out, settings, samples, claims, elsewhere=where, measured=found[0]["commit"])
     return ended(out, samples, claims)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.markdown import table
-from benchmarks.record import FOLDER, Claim, read, write
+from benchmarks.record import FOLDER, Claim, measured_on, read, write
 
 RECORD = FOLDER / "host-kv-gpu-rates.json"
 DECODE_AIM, PREFILL_AIM = 0.97, 0.90
@@ -97,11 +97,8 @@ def rates_table(record: dict | None = None) -> str:
         "last first token, GPU",
         "host",
     )
-    where = record["hardware"]
-    beside = f", beside {where['beside']}" if "beside" in where else ""
     return (
-        f"Measured on {where.get('gpus', where['cpu'])} ({record['upstream']}, commit {record['commit']}){beside}, "
-        f"{record['settings'].get('layers', '?')} layers at real widths, one in four of them sparse.\n\n"
+        f"{measured_on(record)}, {record['settings'].get('layers', '?')} layers at real widths, one in four of them sparse.\n\n"
         + table(heads, rows)
     )
 

@@ -30,7 +30,7 @@ class Variant:
     card: bool = False
 
 
-#: 8 users at 250,000 tokens need 15.3 GiB of bf16; what is not given is not page-locked, which takes 0.8 s a GiB.
+#: 8 users at 250,000 tokens need 15.3 GiB of bf16; what is not given is not page-locked.
 HOST_GIB = 18.0
 
 

@@ -25,7 +25,7 @@ from . import record
 from .variants import arguments, chosen
 
 #: A variant that has not ended by then is given up, in seconds: an engine that hangs must not take the others' time.
-#: The first on a fresh machine compiles and tunes the delta net's kernels for 90 to 115 s (an H200's host).
+#: The first on a fresh machine compiles and tunes the first layer's kernels for 90 to 115 s (an H200's host).
 PATIENCE = 260
 
 

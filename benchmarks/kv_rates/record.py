@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from benchmarks.markdown import table
-from benchmarks.record import FOLDER, Claim, read, write
+from benchmarks.record import FOLDER, Claim, measured_on, read, write
 
 from .variants import AGAIN, BASE
 
@@ -78,10 +78,8 @@ def _card(record: dict) -> str:
                     cell += f" ({sample[key] / base[key]:.2f})"
                 cells.append(cell)
             rows.append([f"{context // 1024}k", str(users), what, *cells])
-    where = record["hardware"]
     head = (
-        f"Measured on {where.get('gpus', where['cpu'])} ({record['upstream']}, commit {record['commit']}), "
-        f"{record['settings'].get('layers', '?')} layers at real widths; tokens/s, decode for each user; "
+        f"{measured_on(record)}, {record['settings'].get('layers', '?')} layers at real widths; tokens/s, decode for each user; "
         f"in brackets, of {BASE}.\n\n"
     )
     return head + table(["context", "users", "", *names], rows)
