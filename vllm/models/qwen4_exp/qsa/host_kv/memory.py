@@ -21,7 +21,7 @@ from .errors import HostMemoryRefused
 GIB = 1 << 30
 # cudaHostRegisterMapped: kernels read and write it. Implied on today's systems, and said for others.
 _MAPPED = 2
-# What one thread fills at a time, and how many do: zeroing a page, not locking it, takes the time.
+# What one thread fills at a time, and how many do.
 _PART = 256 << 20
 _THREADS = 8
 
