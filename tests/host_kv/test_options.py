@@ -79,6 +79,7 @@ def settings(**changes) -> SimpleNamespace:
         speculative_config=None,
         kv_transfer_config=None,
         model_config=SimpleNamespace(enable_sleep_mode=False),
+        parallel_config=SimpleNamespace(data_parallel_size=1),
     )
     return SimpleNamespace(**(fields | changes))
 
@@ -93,6 +94,7 @@ def test_settings_that_go_with_it_pass():
         ({"speculative_config": SimpleNamespace(method="mtp")}, "--speculative-config"),
         ({"kv_transfer_config": SimpleNamespace(kv_connector="OffloadingConnector")}, "--kv-offloading-size"),
         ({"model_config": SimpleNamespace(enable_sleep_mode=True)}, "--enable-sleep-mode"),
+        ({"parallel_config": SimpleNamespace(data_parallel_size=2)}, r"--data-parallel-size \(2\), .* Run a server"),
     ],
 )
 def test_settings_that_do_not_are_refused(changes, named):

@@ -42,3 +42,11 @@ def check_settings(vllm_config: "VllmConfig") -> None:
         raise KVOffloadRefused(
             "--enable-sleep-mode", True, "frees the KV cache on the GPU and not its rows here.", "Leave one out."
         )
+    # Each replica plans alone: every one would take the whole limit, and all that is free before the others have taken.
+    if (replicas := vllm_config.parallel_config.data_parallel_size) > 1:
+        raise KVOffloadRefused(
+            "--data-parallel-size",
+            replicas,
+            "plans host memory in every replica as if there were no other.",
+            "Run a server for each replica, with a kv_offload_max_gib of its own.",
+        )
