@@ -3,6 +3,8 @@
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import urlopen
@@ -111,6 +113,53 @@ def test_questions_are_decisive(checkpoint, references):
         assert min(greedy(references("ple-early"), prompt, ANSWER).margins) > 0.5
 
 
+def refusals(client, *, messages=None, items=None, **fields) -> dict[tuple[str, bool], tuple[int, str]]:
+    """(endpoint, streamed) -> code and message of the error that it answers these messages, or items, with."""
+    from openai import APIError
+
+    asks = {
+        "chat": partial(client.chat.completions.create, messages=messages, max_tokens=4),
+        "responses": partial(client.responses.create, input=items, max_output_tokens=4),
+    }
+    found = {}
+    for (name, ask), streamed in product(asks.items(), (False, True)):
+        with pytest.raises(APIError) as caught:
+            list(ask(model=MODEL, stream=streamed, extra_body=fields))
+        found[name, streamed] = caught.value.body["code"], caught.value.body["message"]
+    return found
+
+
+def tool_turn() -> dict[str, list[dict]]:
+    """A call and its result, as either endpoint takes them."""
+    question = {"role": "user", "content": QUESTIONS[0]}
+    call = {"name": "f", "arguments": "{}"}
+    said = {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": call}]}
+    return {
+        "messages": [question, said, {"role": "tool", "tool_call_id": "c1", "content": "ok"}],
+        "items": [
+            question,
+            {"type": "function_call", "call_id": "c1"} | call,
+            {"type": "function_call_output", "call_id": "c1", "output": "ok"},
+        ],
+    }
+
+
+def test_a_refused_turn_is_told_why_by_either_endpoint(server, client):
+    """The engine refuses it, which for a stream is after its status line."""
+    found = refusals(client, **tool_turn(), logit_bias={"1000000": 5})
+    assert set(found) == {(name, streamed) for name in ("chat", "responses") for streamed in (False, True)}
+    ((code, message),) = set(found.values())
+    assert code == 400 and "token_id(s) [1000000] in logit_bias" in message
+
+
+def test_a_malformed_tool_turn_is_told_what_it_lacks(server, client):
+    turn = tool_turn()
+    del turn["items"][1]["name"], turn["messages"][1]["tool_calls"][0]["function"]
+    for (name, _), (code, message) in refusals(client, **turn).items():
+        assert code == 400 and "Field required" in message
+        assert message.startswith("1 validation error:") and (name == "chat" or "body.input.1.name" in message)
+
+
 def damaged_requests(server) -> dict[str, int]:
     """What /metrics says: requests with damaged logits, and those that finished with an error."""
     with urlopen(f"{server.url}/metrics") as reply:
@@ -165,11 +214,23 @@ def test_a_damaged_request_ends_alone(server, client, references):
         assert [reply.result() for reply in status] == [500, 500]
         assert answered.result() == [DAMAGED_TOKEN]
         beside.result()
-    assert damaged_requests(server) == {"damaged": 3, "errors": 3}
+    # A response says so too.
+    with pytest.raises(APIError, match="not a number") as error:
+        list(
+            client.responses.create(
+                model=MODEL,
+                input=QUESTIONS[0],
+                max_output_tokens=8,
+                stream=True,
+                extra_body={"logit_bias": {str(DAMAGED_TOKEN): 100}, "ignore_eos": True},
+            )
+        )
+    assert error.value.body["code"] == 500
+    assert damaged_requests(server) == {"damaged": 4, "errors": 4}
     # Whatever the cache kept of these prompts is whole.
     neighbour()
     log = server.log.read_text(errors="replace")
-    assert len(re.findall(r"Request \S+ ends: \d+ of its logits are NaN", log)) == 3
+    assert len(re.findall(r"Request \S+ ends: \d+ of its logits are NaN", log)) == 4
 
 
 def test_a_lost_row_ends_the_requests_that_need_it(server, client, checkpoint, references):
