@@ -70,3 +70,9 @@ def test_one_byte_rows_are_neither_loaded_nor_converted_one_by_one(compiled):
             # Keys and values of a tile, by copies of 16 bytes a lane at most and 4 at least, scales aside.
             lanes = loop["LDGSTS"] * sample["warps"] * 32
             assert sample["block_n"] * 512 / 16 <= lanes <= 1.25 * sample["block_n"] * 512 / 4
+
+
+def test_decode_looks_up_places_before_its_loop(compiled):
+    """What its loop loads besides copies of rows waits for the list and the table in every tile."""
+    loops = [sample for sample in compiled if sample["kernel"] == "decode" and sample["split"] > sample["block_n"]]
+    assert loops and [sample["loop"]["LDG"] for sample in loops] == [0] * len(loops)

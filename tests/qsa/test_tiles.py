@@ -70,3 +70,8 @@ def test_without_a_gpu_kernels_are_interpreted():
 def test_a_split_is_whole_tiles():
     with pytest.raises(ValueError, match="96 columns is no whole number of tiles of 64"):
         Tile(64, 96, 4, 2, 2)
+
+
+def test_a_split_is_looked_up_at_once():
+    with pytest.raises(ValueError, match="96 columns is no power of two"):
+        Tile(32, 96, 4, 2, 2)

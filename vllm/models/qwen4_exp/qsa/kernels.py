@@ -30,18 +30,22 @@ def split_kernel(
     splits beyond a row's columns are neither written nor read.
     """
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    request, count = extent(selected, token_to_req, num_requests, row, WIDTH)
     begin = split * SPLIT
+    columns = begin + tl.arange(0, SPLIT)
+    # What does not depend on another load is under way before the count says whether there is anything to do.
+    token = tl.load(selected + row * (WIDTH + 1) + columns, mask=columns < WIDTH, other=-1)
+    request, count = extent(selected, token_to_req, num_requests, row, WIDTH)
     if begin >= count:
         return
+    # Looked up once, a column to a lane. In the loop every lane would look up the row of each of its loads, which
+    # was half of all instructions, and every tile would wait for the list and the table.
+    token = tl.where(columns < count, token, -1)
+    places = places_of(token, table + request * table_request, table_width, num_blocks, LAYOUT)
     queries, power, bias = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
     sums, maximum, each, factors, unit = no_tiles(FORM, BLOCK_M, DIM, BLOCK_N)
-    end = tl.minimum(count, begin + SPLIT)
     flip = sign_bits(token_to_req + row)
-    for first in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
-        columns = first + tl.arange(0, BLOCK_N)
-        token = tl.load(selected + row * (WIDTH + 1) + columns, mask=columns < end, other=-1)
-        place = places_of(token, table + request * table_request, table_width, num_blocks, LAYOUT)
+    for first in tl.range(0, tl.minimum(count - begin, SPLIT), BLOCK_N, num_stages=STAGES):
+        place = tl.gather(places, first + tl.arange(0, BLOCK_N), 0)
         sums, maximum, each, factors, unit = add_columns(
             sums, maximum, each, factors, unit, queries, bias, power * score_scale, flip, place,
             keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM,

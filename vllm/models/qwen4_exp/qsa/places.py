@@ -4,7 +4,8 @@
 A prompt's rows are read by a program for every K/V head, once as keys and once as values,
 and each lane of a program copies parts of many rows.  Looked up there, the block table is
 read, tokens are divided by the block size and both are checked some sixty times for every
-column, and a load waits for two others.  ``place_kernel`` does that once.
+column, and a load waits for two others.  ``place_kernel`` does that once.  Decode has no
+launch to spare: a program looks up its split, a column to a lane (``kernels.split_kernel``).
 """
 
 from collections.abc import Iterator

@@ -20,7 +20,7 @@ class Tile:
 
     Attributes:
         block_n: columns in one product.
-        split: columns between two joins; decode gives each split a program.
+        split: columns between two joins, a power of two; decode gives each split a program.
         warps: warps of a program.
         decode_stages, prefill_stages: steps of the loop's pipeline: 1 is none, 2 copies the
             next tile's rows as this one's are used, 3 to another place meanwhile.
@@ -39,6 +39,8 @@ class Tile:
     def __post_init__(self) -> None:
         if self.split % self.block_n:
             raise ValueError(f"a split of {self.split} columns is no whole number of tiles of {self.block_n}")
+        if self.split & (self.split - 1):
+            raise ValueError(f"a split of {self.split} columns is no power of two")
 
 
 # Chosen from what kernels compile to and what the cards have (docs/ampere-multigpu/roofline.md,
