@@ -18,18 +18,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from benchmarks.options import numbers
 from benchmarks.record import hardware
+from benchmarks.side_by_side import add_options, child, part_of, run_child
 
 from . import record
 from .variants import VARIANTS
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
     top = argparse.ArgumentParser(prog="python -m benchmarks.host_kv_rates", description=__doc__.splitlines()[0])
     what = top.add_subparsers(dest="what", required=True)
     again = what.add_parser("record", help="make the committed record from raw results")
@@ -38,18 +36,17 @@ def arguments() -> argparse.Namespace:
     again.add_argument("--commit", help="what was measured, where it is not what lies here")
     for name, text in (("run", "measure"), ("child", "one variant, in this process")):
         parser = what.add_parser(name, help=text)
-        parser.add_argument("out", type=Path, help="raw results, written after every variant")
-        source = parser.add_mutually_exclusive_group(required=True)
-        source.add_argument("--config", type=Path, help="a config.json: its widths, without weights")
-        source.add_argument("--model", help="a checkpoint")
-        parser.add_argument("--layers", type=int, default=16, help="with --config: one of three stages")
-        parser.add_argument("--experts", type=int, default=96, help="with --config: what leaves room for K/V beside")
-        parser.add_argument("--contexts", type=numbers, default=[4096, 65_536, 250_000])
-        parser.add_argument("--users", type=numbers, default=[1, 4, 8])
+        add_options(
+            parser,
+            layers=(16, ": one of three stages"),
+            experts=(96, ": what leaves room for K/V beside"),
+            contexts=[4096, 65_536, 250_000],
+            users=[1, 4, 8],
+        )
         parser.add_argument("--chunk", type=int, default=2048)
         parser.add_argument("--variants", default="vram,host")
         parser.add_argument("--limit", type=float, default=580.0, help="seconds of one variant")
-    return top.parse_args()
+    return top.parse_args(words)
 
 
 def run(asked: argparse.Namespace) -> None:
@@ -58,25 +55,14 @@ def run(asked: argparse.Namespace) -> None:
     for variant in asked.variants.split(","):
         if variant not in VARIANTS:
             raise SystemExit(f"no variant {variant!r}; there are {', '.join(VARIANTS)}")
-        part = asked.out.with_suffix(f".{variant}.json")
-        part.unlink(missing_ok=True)
-        child = [sys.executable, "-m", "benchmarks.host_kv_rates", "child", str(part), "--variants", variant]
-        child += ["--config", str(asked.config)] if asked.config else ["--model", asked.model]
-        for name in ("layers", "experts", "chunk"):
-            child += [f"--{name}", str(getattr(asked, name))]
-        for name in ("contexts", "users"):
-            child += [f"--{name}", ",".join(map(str, getattr(asked, name)))]
-        try:
-            status: int | str = subprocess.run(child, timeout=asked.limit).returncode
-        except subprocess.TimeoutExpired:
-            status = f"stopped after {asked.limit} s"
-        got = json.loads(part.read_text()) if part.exists() else {"samples": []}
+        words = child("benchmarks.host_kv_rates child", part_of(asked.out, variant), variant, asked, ("chunk",))
+        left, failed = run_child(words, asked.out, variant, asked.limit)
+        got = left or {"samples": []}
         found["samples"] = [s for s in found["samples"] if s["variant"] != variant]
-        found["samples"] += got["samples"] or [{"variant": variant, "kind": "failed", "status": str(status)}]
+        found["samples"] += got["samples"] or [{"variant": variant, "kind": "failed", "status": failed or "no samples"}]
         found["settings"] |= got.get("settings", {})
         found |= {"hardware": hardware(), "gpus": got.get("gpus", found.get("gpus"))}
         asked.out.write_text(json.dumps(found))
-        part.unlink(missing_ok=True)
 
 
 def main() -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from benchmarks import host_time
-from benchmarks.kv_rates.rates import SETTLE, WORDS, start_users, tokens_to_ask
+from benchmarks.kv_rates.rates import WORDS, case, warm_up
 from benchmarks.pipeline_rates import geometry
-from benchmarks.pipeline_rates.rates import Users, turn
+from benchmarks.pipeline_rates.rates import Users
+from benchmarks.side_by_side import engine_arguments
 
 from .link import bandwidth, traffic
 from .variants import CARD_BYTES, VARIANTS, WEIGHT_BYTES, Variant
@@ -26,8 +26,6 @@ def measure_variant(asked: argparse.Namespace) -> None:
     """Measure `asked.variants`, which names one, and write samples after each."""
     name = asked.variants
     variant = VARIANTS[name]
-    # The engine and its worker in this process: memory of the device can be asked.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     samples: list[dict] = []
     with tempfile.TemporaryDirectory() as scratch:
         gpu = torch.cuda.is_available()
@@ -40,7 +38,6 @@ def measure_variant(asked: argparse.Namespace) -> None:
         parts = decoding(engine, asked) if variant.decode else prompt(engine, variant, asked)
         for sample in parts:
             samples.append({"variant": name} | sample)
-            print(json.dumps({k: v for k, v in samples[-1].items() if k != "gaps_ms"}), flush=True)
             gpus = torch.cuda.get_device_name(0) if gpu else None
             asked.out.write_text(json.dumps({"gpus": gpus, "settings": settings, "samples": samples}))
         del ballast
@@ -52,21 +49,9 @@ def start(asked: argparse.Namespace, variant: Variant, folder: Path):
 
     gpu = torch.cuda.is_available()
     longest = max([*asked.contexts, variant.prompt if gpu else 0])
-    # What the first of many users gets while the others' prompts are read.
-    more = tokens_to_ask(longest, max(asked.users), asked.chunk, COUNTED) + 64
-    shared = {
-        "max_num_seqs": max(asked.users),
-        "max_num_batched_tokens": asked.chunk,
-        "enable_prefix_caching": False,
-        "skip_tokenizer_init": True,
-        "engram_config": {"host_file_gather": True},
-        "additional_config": {"stage_times": True},
-    }
-    if gpu:
-        sizes = [size for size in (1, 2, 4, 8, 16) if size <= max(asked.users)]
-        graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
-        shared |= {"attention_config": {"flash_attn_version": 2}, "compilation_config": graphs}
-    own = {"kv_cache_memory_bytes": variant.kv_bytes if gpu else 64 << 20, "max_model_len": longest + more}
+    shared = engine_arguments(longest, max(asked.users), asked.chunk, COUNTED, gpu)
+    own = {"max_model_len": shared.pop("max_model_len")}
+    own["kv_cache_memory_bytes"] = variant.kv_bytes if gpu else 64 << 20
     if asked.config:
         own["load_format"] = "dummy"
         model = str(geometry.write(folder, asked.config, asked.layers, asked.experts))
@@ -91,19 +76,12 @@ def gpu_bytes(model: torch.nn.Module) -> int:
 def decoding(engine, asked: argparse.Namespace):
     """A sample for each context and number of users."""
     for context in asked.contexts:
-        # Compiles what prompts of that length need.
-        start_users(engine, context, 1, 2)[0].leave()
+        warm_up(engine, context)
         for users in asked.users:
-            made, first = start_users(engine, context, users, tokens_to_ask(context, users, asked.chunk, COUNTED))
-            made.decode(SETTLE)
             link: dict = {}
-            host_time.reset(engine)
-            with traffic(link):
-                found = turn(made, COUNTED)
-            gpu = {"gpu_ms": host_time.decode_gpu_ms(host_time.collect(engine)).get("forward")}
-            made.leave()
+            first, found = case(engine, context, users, COUNTED, partial(traffic, link))
             sample = {"kind": "decode", "context": context, "users": users, "first_token_s": first}
-            yield sample | gpu | found | link | peak()
+            yield sample | found | link | peak()
 
 
 def prompt(engine, variant: Variant, asked: argparse.Namespace):

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.options import numbers
 from benchmarks.pipeline_rates import geometry
 from benchmarks.pipeline_rates.__main__ import gpus
 from benchmarks.record import FOLDER, hardware
+from benchmarks.side_by_side import add_options, child, part_of, run_child
 
 from . import record
 from .variants import arguments, chosen
@@ -29,7 +26,7 @@ from .variants import arguments, chosen
 PATIENCE = 260
 
 
-def parse() -> argparse.Namespace:
+def parse(words: list[str] | None = None) -> argparse.Namespace:
     top = argparse.ArgumentParser(prog="python -m benchmarks.kv_rates", description=__doc__.splitlines()[0])
     what = top.add_subparsers(dest="what", required=True)
     again = what.add_parser("record", help="make the committed record from raw results")
@@ -38,18 +35,17 @@ def parse() -> argparse.Namespace:
     again.add_argument("--commit", help="what was measured, where it is not what lies here")
     for name in ("run", "one"):
         parser = what.add_parser(name, help={"run": "measure", "one": "one engine; used by run"}[name])
-        parser.add_argument("out", type=Path, help="raw results, written after every variant")
-        source = parser.add_mutually_exclusive_group(required=True)
-        source.add_argument("--config", type=Path, help="a config.json: its widths, without weights")
-        source.add_argument("--model", help="a checkpoint")
-        parser.add_argument("--layers", type=int, default=4, help="with --config; one in four is sparse")
-        parser.add_argument("--experts", type=int, default=128, help="with --config")
-        parser.add_argument("--contexts", type=numbers, default=[8192, 65536, 256000])
-        parser.add_argument("--users", type=numbers, default=[1, 8])
+        add_options(
+            parser,
+            layers=(4, "; one in four is sparse"),
+            experts=(128, ""),
+            contexts=[8192, 65536, 256000],
+            users=[1, 8],
+        )
         parser.add_argument("--counted", type=int, default=96, help="tokens that decoding is measured over")
         parser.add_argument("--variants", type=lambda text: text.split(","), help="names, default all")
         parser.add_argument("--seconds", type=float, default=380, help="no variant begins after so many")
-    return top.parse_args()
+    return top.parse_args(words)
 
 
 def one(asked: argparse.Namespace) -> None:
@@ -88,27 +84,15 @@ def run(asked: argparse.Namespace) -> None:
         if time.perf_counter() - began > asked.seconds:
             print(f"{variant.name}: left out, {asked.seconds:.0f} s are over", flush=True)
             continue
-        with tempfile.TemporaryDirectory() as scratch:
-            part, log = Path(scratch) / "part.json", Path(scratch) / "log.txt"
-            command = [sys.executable, "-m", "benchmarks.kv_rates", "one", str(part), "--variants", variant.name]
-            command += ["--config", str(asked.config)] if asked.config else ["--model", asked.model]
-            command += ["--layers", str(asked.layers), "--experts", str(asked.experts)]
-            command += ["--counted", str(asked.counted)]
-            command += ["--contexts", ",".join(map(str, asked.contexts)), "--users", ",".join(map(str, asked.users))]
-            environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-            with log.open("wb") as file:
-                try:
-                    subprocess.run(command, stdout=file, stderr=file, env=environment, timeout=PATIENCE, check=True)
-                except subprocess.SubprocessError as error:
-                    print(f"{variant.name}: {error}\n{log.read_text(errors='replace')[-3000:]}", flush=True)
-                    settings["variants"][variant.name] = "failed"
-                    continue
-            found = json.loads(part.read_text())
+        part = part_of(asked.out, variant.name)
+        words = child("benchmarks.kv_rates one", part, variant.name, asked, ("counted",))
+        found, failed = run_child(words, asked.out, variant.name, PATIENCE)
+        if failed or found is None:
+            settings["variants"][variant.name] = "failed"
+            continue
         result["gpus"] = found["gpus"]
         result["samples"] += found["samples"]
         settings["variants"][variant.name] = {key: found[key] for key in ("start_s", "block_size", "engine")}
-        for sample in found["samples"]:
-            print(json.dumps({key: value for key, value in sample.items() if key != "gaps_ms"}), flush=True)
         asked.out.write_text(json.dumps(result))
     print(f"{time.perf_counter() - began:.0f} s", flush=True)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.side_by_side import engine_arguments
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -46,26 +48,7 @@ CHUNK = 2048
 
 def arguments(contexts: list[int], users: list[int], counted: int, cpu: bool) -> dict[str, Any]:
     """Arguments of `LLM` that all variants share; `counted` as in rates.py."""
-    most = max(users)
-    shared = {
-        "max_num_batched_tokens": CHUNK,
-        # Beside the longest prompt, what its user gets while the others' prompts are read (rates.tokens_to_ask).
-        "max_model_len": max(contexts) + -(-most * max(contexts) // CHUNK) + counted + 64,
-        "max_num_seqs": most,
-        "skip_tokenizer_init": True,
-        "enable_prefix_caching": False,
-        "engram_config": {"host_file_gather": True},
-        "additional_config": {"stage_times": True},
-    }
-    if cpu:
-        return shared | {"kv_cache_memory_bytes": 256 << 20}
-    return shared | {
-        "load_format": "dummy",
-        "kv_cache_memory_bytes": 40 << 30,
-        "attention_config": {"flash_attn_version": 2},
-        "compilation_config": {
-            "mode": 0,
-            "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": [size for size in (1, 2, 4, 8, 16) if size <= most],
-        },
-    }
+    shared = engine_arguments(max(contexts), max(users), CHUNK, counted, gpu=not cpu)
+    return shared | (
+        {"kv_cache_memory_bytes": 256 << 20} if cpu else {"load_format": "dummy", "kv_cache_memory_bytes": 40 << 30}
+    )

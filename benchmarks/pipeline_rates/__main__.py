@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.options import numbers
 from benchmarks.record import hardware
+from benchmarks.side_by_side import gpu_arguments
 
 from . import geometry, record
 from .rates import measure
@@ -64,16 +65,7 @@ def build(asked: argparse.Namespace, folder: Path):
     if asked.config:
         settings["load_format"] = "dummy"
     if not cpu:
-        sizes = [size for size in (1, 2, 4, 8, 16) if size <= most]
-        settings |= {
-            "max_num_batched_tokens": 2048,
-            "attention_config": {"flash_attn_version": 2},
-            "compilation_config": {
-                "mode": 0,
-                "cudagraph_mode": "FULL_DECODE_ONLY",
-                "cudagraph_capture_sizes": sizes,
-            },
-        }
+        settings |= {"max_num_batched_tokens": 2048} | gpu_arguments(most)
     model = str(geometry.write(folder, asked.config, asked.layers, asked.experts)) if asked.config else asked.model
     return LLM(model, **settings).llm_engine, settings
 
