@@ -35,7 +35,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from benchmarks import record  # noqa: E402
 from benchmarks.qsa_kernels.geometry import published  # noqa: E402
-from vllm.models.qwen4_exp.qsa import kernels, places  # noqa: E402
+from vllm.models.qwen4_exp.qsa import joining, kernels, places  # noqa: E402
 from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, KVFormat  # noqa: E402
 from vllm.models.qwen4_exp.qsa.launch import Layout  # noqa: E402
 from vllm.models.qwen4_exp.qsa.tiles import TILES, Tile  # noqa: E402
@@ -52,8 +52,8 @@ COUNTED = ("HMMA", "LDSM", "LDS", "LDGSTS", "LDG", "I2F", "LDL", "STL")
 #: What runs, by the kernel that it is an instance of.
 KERNELS = {"decode": kernels.split_kernel, "prefill": kernels.row_kernel, "section": kernels.row_kernel}
 #: The same for every format, and warps.
-ENDS = {"join": kernels.join_kernel, "finish": kernels.finish_kernel, "place": places.place_kernel}
-WARPS = {"join": 2, "finish": 2, "place": 4}
+ENDS = {"join": joining.join_kernel, "finish": kernels.finish_kernel, "place": places.place_kernel}
+WARPS = {"join": 1, "finish": 2, "place": 4}
 _TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 _POINTERS = {
     "q": "*bf16", "gate": "*bf16", "out": "*bf16", "places": "*i32", "selected": "*i32", "table": "*i32", "token_to_req": "*i32",
@@ -88,6 +88,7 @@ def arguments(kind: str, form: KVFormat, tile: Tile, stages: int) -> tuple[dict[
         "FORM": form.name, "LAYOUT": layout(form, shape.dim, shape.kv_heads), "WIDTH": shape.width,
         "GROUP": shape.group, "BLOCK_M": 16, "DIM": shape.dim, "BLOCK_N": tile.block_n, "SPLIT": tile.split,
         "STAGES": stages, "PLACES": 2208, "BLOCK": places.BLOCK, "SPLITS": -(-shape.width // tile.split),
+        "LANES": 1 << (-(-shape.width // tile.split) - 1).bit_length(), "PART": joining.PART, "HEADS": shape.heads,
     }  # fmt: skip
     types: dict[str, str] = {}
     constants: dict[str, object] = {}

@@ -48,6 +48,22 @@ def test_equals_the_reference_and_itself(form):
 
 
 @EACH_FORMAT
+def test_states_that_no_split_wrote_do_not_count(form, monkeypatch):
+    """Of three splits rows have none, one, two or all; the rest of the buffer holds NaN."""
+    made = scene(form, [0, 5, 33, WIDTH], width=WIDTH)
+    want, empty = made.call(sparse_paged_attention, True), torch.empty
+    shapes = []
+
+    def unwritten(*shape, **kwargs):
+        shapes.append(shape)
+        return empty(*shape, **kwargs).fill_(torch.nan)
+
+    monkeypatch.setattr(torch, "empty", unwritten)
+    assert torch.equal(made.call(sparse_paged_attention), want)
+    assert (4, 3, 6, 64) in shapes
+
+
+@EACH_FORMAT
 def test_real_widths(form):
     """24 query heads on 2 K/V heads of 256, blocks of a size that is no power of two."""
     made = scene(form, [35, 9], width=40, group=12, dim=256, size=48)

@@ -26,8 +26,8 @@ def split_kernel(
 ):  # fmt: skip
     """Decode, first half: one program, one split of one row and K/V head.
 
-    Its state goes to ``[rows, splits, heads, DIM]`` and ``[rows, splits, heads]``;
-    splits beyond a row's columns are neither written nor read.
+    Its state goes to ``[rows, splits, heads, DIM]``, planes one after the other, and
+    ``[rows, heads, splits]``; splits beyond a row's columns are not written.
     """
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     begin = split * SPLIT
@@ -53,33 +53,13 @@ def split_kernel(
     sums, normaliser = settled(sums, each, factors, unit, FORM)
     heads = tl.arange(0, BLOCK_M)
     mine = heads < GROUP
-    at = (row * tl.num_programs(2) + split) * (tl.num_programs(1) * GROUP) + head * GROUP + heads
-    store_planes(accumulators, at, DIM, mine, sums, FORM, DIM)
+    every, splits = tl.num_programs(1) * GROUP, tl.num_programs(2)
+    heads += head * GROUP
+    at = (row * every + heads) * splits + split
     tl.store(maxima + at, maximum, mask=mine)
     tl.store(normalisers + at, normaliser, mask=mine)
-
-
-@triton.jit(do_not_specialize=["num_requests"])
-def join_kernel(
-    accumulators, maxima, normalisers, selected, token_to_req, gate, gate_row, gate_head, out, out_row, out_head,
-    value_scale, num_requests, WIDTH: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr,
-):  # fmt: skip
-    """Decode, second half: one program, one row and query head; splits from left to right."""
-    row, head, heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    _, count = extent(selected, token_to_req, num_requests, row, WIDTH)
-    sums, maximum, normaliser = no_columns(1, DIM)
-    one = tl.arange(0, 1)
-    # Unrolled: all loads are under way before the first is needed.
-    for split in tl.static_range(SPLITS):
-        there = split * SPLIT + one < count
-        at = (row * SPLITS + split) * heads + head + one
-        sums, maximum, normaliser = join(
-            sums, maximum, normaliser,
-            load_planes(accumulators, at, DIM, there, "bf16", DIM),
-            tl.load(maxima + at, mask=there, other=NOTHING), tl.load(normalisers + at, mask=there, other=0.0),
-        )  # fmt: skip
-    _write(sums, normaliser, value_scale, gate + row * gate_row, gate_head, out + row * out_row, out_head,
-           head + one, one == 0, "bf16", DIM)  # fmt: skip
+    # In the order of planes, whichever dimensions they hold: neighbours lie together.
+    store_planes(accumulators, (row * splits + split) * every + heads, DIM, mine, sums, "bf16", DIM)
 
 
 @triton.jit

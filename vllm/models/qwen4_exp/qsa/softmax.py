@@ -128,19 +128,22 @@ def join(sums, maximum, normaliser, more, more_maximum, more_normaliser):
 
 @triton.jit
 def finish(sums, normaliser, value_scale, gate, OUT: tl.constexpr):
-    """All planes normalised, rounded where the published model rounds, and gated.
-
-    A row without columns is zero; one whose normaliser is NaN stays NaN.
-    """
-    share = tl.where(normaliser != 0, value_scale / normaliser, 0.0)[:, None]
+    """All planes normalised, rounded where the published model rounds, and gated."""
+    share = share_of(normaliser, value_scale)[:, None]
     return (
-        _gated(sums[0] * share, gate[0], OUT),
-        _gated(sums[1] * share, gate[1], OUT),
-        _gated(sums[2] * share, gate[2], OUT),
-        _gated(sums[3] * share, gate[3], OUT),
+        gated(sums[0] * share, gate[0], OUT),
+        gated(sums[1] * share, gate[1], OUT),
+        gated(sums[2] * share, gate[2], OUT),
+        gated(sums[3] * share, gate[3], OUT),
     )
 
 
 @triton.jit
-def _gated(mixed, gate, OUT: tl.constexpr):
+def share_of(normaliser, value_scale):
+    """By what sums are multiplied in the end: a row without columns is zero, one whose normaliser is NaN stays NaN."""
+    return tl.where(normaliser != 0, value_scale / normaliser, 0.0)
+
+
+@triton.jit
+def gated(mixed, gate, OUT: tl.constexpr):
     return (mixed.to(OUT).to(tl.float32) * tl.sigmoid(gate.to(tl.float32))).to(OUT)
