@@ -52,7 +52,13 @@ def test_block_alignment_counts_the_scales(kv, block, stages, mode):
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("int8_per_token_head", 1.85), ("fp8", 1.92), ("fp8, index keys in fp8", 2.0)]
+    ("name", "least"),
+    [
+        ("int8_per_token_head", 1.85),
+        ("fp8", 1.92),
+        ("int8, index keys in fp8", 1.965),
+        ("fp8, index keys in fp8", 2.0),
+    ],
 )
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_tokens_of_a_pool(case, name, least):
@@ -70,12 +76,14 @@ def test_the_record_is_what_the_planner_says():
     assert {claim["name"].removeprefix("tokens in ").split(" / ")[0] for claim in found["claims"]} == set(AIMS)
 
 
-@pytest.mark.parametrize("kv", [FP8, INT8], ids=lambda kv: kv.cache_dtype)
+@pytest.mark.parametrize(
+    "kv", [FP8, INT8, KV("int8_per_token_head", index_keys=torch.float8_e4m3fn)], ids=["fp8", "int8", "int8, fp8 keys"]
+)
 @pytest.mark.parametrize("skipped", [(3,), (3, 47), tuple(range(3, 48, 4))], ids=str)
 @pytest.mark.parametrize(("stages", "partition"), [(1, None), (3, None), (4, "2,16,16,14")])
 def test_skipped_layers_share_the_pool(stages, partition, skipped, kv):
     """Every cache of every stage finds its bytes inside its block, whatever the mixture of pages."""
-    kv = KV(kv.cache_dtype, skipped)
+    kv = KV(kv.cache_dtype, skipped, kv.index_keys)
     parts = plan_stages(text_config(), stages, partition=partition)
     caches = [config.cache_config for config in aligned_configs(parts, kv=kv)]
     widest = max(caches, key=lambda cache: cache.block_size)

@@ -7,13 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from tests.pipeline_parallel.geometry import text_config
-from vllm.config import CacheConfig
+from vllm.config import AttentionConfig, CacheConfig
 from vllm.config.cache import KV_CACHE_DTYPES
 from vllm.config.qsa import QSAConfig
 from vllm.models.qwen4_exp.compact_kv import settings
 from vllm.models.qwen4_exp.compact_kv.choice import UnknownKernels, chosen
 from vllm.models.qwen4_exp.compact_kv.settings import (
+    INDEX_DTYPES,
     CheckpointKVScales,
+    IndexKeyDtypeNotServed,
+    IndexKeyTooNarrow,
     KVCacheDtypeNotServed,
     SkippedLayerWithoutKV,
     check_kv_cache,
@@ -185,3 +188,31 @@ def test_a_wrong_format_is_refused_before_the_model_is_loaded():
     config.cache_config = CacheConfig(cache_dtype="nvfp4")
     with pytest.raises(KVCacheDtypeNotServed):
         Qwen4ExpForCausalLMConfig.verify_and_update_config(config)
+
+
+def with_index_keys(dtype, width=128):
+    config = configured("fp8")
+    config.attention_config = AttentionConfig(indexer_kv_dtype=dtype)
+    config.model_config.hf_text_config.indexer_head_dim = width
+    return config
+
+
+@pytest.mark.parametrize("dtype", INDEX_DTYPES)
+def test_served_index_keys_pass(dtype):
+    check_kv_cache(with_index_keys(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["mxfp4", "nvfp4", "fp8_e4m3", "int8"])
+def test_other_index_keys_are_refused(dtype):
+    """Upstream's layer refuses the same, in a worker."""
+    with pytest.raises(
+        IndexKeyDtypeNotServed, match=f"indexer_kv_dtype {dtype} is not served.*auto, bf16, fp8; use fp8"
+    ):
+        check_kv_cache(with_index_keys(dtype))
+
+
+@pytest.mark.parametrize("width", [16, 126])
+def test_index_keys_too_narrow_for_words(width):
+    check_kv_cache(with_index_keys("bf16", width))
+    with pytest.raises(IndexKeyTooNarrow, match=f"32 numbers or more.*indexer_head_dim={width}; use bf16"):
+        check_kv_cache(with_index_keys("fp8", width))

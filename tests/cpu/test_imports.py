@@ -14,12 +14,15 @@ def test_the_cpu_gets_its_own_kernels(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(kernels.SOURCES) - {"gemma_rmsnorm"}))
-def test_a_gpu_gets_upstreams_but_for_the_selection(name, monkeypatch):
+def test_a_gpu_gets_upstreams_but_for_the_selection_and_rows(name, monkeypatch):
     monkeypatch.setattr(type(kernels.current_platform), "is_cpu", lambda self: False)
     module = getattr(kernels, name).__module__
-    ours = module == "vllm.models.qwen4_exp.qsa.select"
-    assert ours == name.startswith("qsa_select_")
-    assert ours or ".ops." in module
+    ours = {"qsa_select_paged_decode": "select", "qsa_select_paged_prefill": "select"}
+    ours["qsa_store_cache_rows"] = "index_keys"
+    if name in ours:
+        assert module == f"vllm.models.qwen4_exp.qsa.{ours[name]}"
+    else:
+        assert ".ops." in module
 
 
 def test_a_twin_has_its_kernels_signature(monkeypatch):

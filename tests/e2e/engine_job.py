@@ -8,7 +8,7 @@ a start costs tens of seconds: one job holds many batches.  The job is
 with a request {"prompt": [ids], "length": n}; optional "prompt_logprobs": true.  Requests of one batch are submitted
 together, batches one after the other.  The result holds for each request the tokens, their log-probabilities, those
 of the prompt, the number of prompt tokens that came from the prefix cache, and `chunks`: how many of the request's
-tokens the scheduler put into each step.  The last is what lets a test know that a prompt really was cut where it
+tokens the scheduler put into each step. `stored` says how the engine keeps what attention reads.  The last is what lets a test know that a prompt really was cut where it
 meant to cut it.
 """
 
@@ -40,9 +40,20 @@ def main(job_file: str, result_file: str) -> None:
         "start_seconds": started,
         "run_seconds": time.monotonic() - start - started,
         "block_size": cache_config.block_size,
+        "stored": stored(llm),
         "batches": batches,
     }
     Path(result_file).write_text(json.dumps(result))
+
+
+def stored(llm) -> dict[str, str]:
+    """The dtype that each cache of the first stage's attention layers is planned in."""
+    config = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_config
+    specs = {}
+    for group in config.kv_cache_groups:
+        one = group.kv_cache_spec
+        specs |= getattr(one, "kv_cache_specs", dict.fromkeys(group.layer_names, one))
+    return {name: str(spec.dtype) for name, spec in specs.items() if hasattr(spec, "dtype")}
 
 
 def watch_scheduler(llm) -> dict[str, list[int]]:

@@ -31,12 +31,13 @@ ALONE, AGAIN, PACKED = range(3)
 
 @pytest.fixture(scope="module")
 def int8(requests, run_job):
-    """Three stages with a pool that holds six requests of one block, and not of two."""
+    """Three stages with a pool that holds six requests of one block, and not of two; index keys in one byte too."""
     asked = [{"prompt": prompt, "length": ANSWER} for prompt, _ in requests]
     return run_job(
         "ple-late",
         [[asked[0] | {"prompt_logprobs": True}], asked[:1], asked[1:]],
         kv_cache_dtype="int8_per_token_head",
+        attention_config={"indexer_kv_dtype": "fp8"},
         pipeline_parallel_size=3,
         max_num_batched_tokens=64,
         enable_prefix_caching=True,
@@ -56,6 +57,8 @@ def test_int8_over_three_stages(int8, requests, references, figures):
 def test_a_shared_block_brings_its_scales(int8, requests):
     """The block that the prefix cache gives holds codes and scales of the request before."""
     (result,) = int8["batches"][AGAIN]
+    index_keys = {dtype for name, dtype in int8["stored"].items() if name.endswith(".compressed_key_cache")}
+    assert index_keys == {"torch.float8_e4m3fn"}
     assert int8["block_size"] == BLOCK and result["cached"] == BLOCK
     check_answer(result, requests[0][1])
     (before,) = int8["batches"][ALONE]

@@ -10,9 +10,9 @@ import pytest
 
 ARCHS = (80, 86, 89, 90)
 #: A kernel that is compiled for every card with other constants, and upstream's, whose own concern cards are.
-FEWER = {"fused, bf16": (86,), "rows, int8": (86, 90), "indexer alone": (86, 90)}
+FEWER = {"fused, bf16": (86,), "rows, int8": (86, 90), "indexer alone": (86, 90), "indexer alone, e4m3": (86, 90)}
 #: A kernel that takes other warps on a card.
-WARPS = {("scores of a prompt", 90): {"warps": 4}}
+WARPS = {(f"scores of a prompt{keys}", 90): {"warps": 4} for keys in ("", ", e4m3")}
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 PACKAGE = "vllm.models.qwen4_exp"
 SAMPLE = "vllm.v1.worker.gpu.sample"
@@ -95,6 +95,14 @@ def cases() -> dict[str, dict]:
             FUSED_CONSTANTS | dict(KIND=number),
             1,
         )
+    # Index keys in e4m3: scores read words, the indexer writes bytes.
+    for name, types in (
+        ("scores of a decode", pointers("i32", "q k_cache")),
+        ("scores of a prompt", pointers("i32", "q k_cache")),
+        ("indexer alone", pointers("u8", "q_out compressed_cache")),
+    ):
+        kernel, bf16, *rest = found[name]
+        found[f"{name}, e4m3"] = (kernel, bf16 | types, *rest)
     found["rows, int8"][1].update(pointers("i8", "keys values"))
     return {
         name: {
@@ -136,12 +144,13 @@ def test_it_fits_and_spills_nothing(compiled, name, arch):
     assert result["spills"] == 0
 
 
+@pytest.mark.parametrize("keys", ["", ", e4m3"], ids=["bf16", "e4m3"])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_decodes_and_prompts_multiply_alike(compiled, arch):
+def test_decodes_and_prompts_multiply_alike(compiled, arch, keys):
     """One family of instructions and one depth, so that a row's products add up in one order in either."""
 
     def depth(name: str) -> set[str]:
-        shapes = (i for i in compiled[name, arch]["instructions"] if "k16" in i)
+        shapes = (i for i in compiled[name + keys, arch]["instructions"] if "k16" in i)
         return {i.split(".")[0] + "k" + i.split("k")[-1] for i in shapes}
 
     assert depth("scores of a decode") == depth("scores of a prompt") != set()

@@ -37,9 +37,12 @@ def whole(*shape: int) -> torch.Tensor:
 
 
 class Case:
-    """A batch with its compressed keys; ``kinds`` different ones, few where ties are wanted."""
+    """A batch with its compressed keys; ``kinds`` different ones, few where ties are wanted.
 
-    def __init__(self, lengths, queries, kinds=None):
+    All of its numbers are e4m3's too, so that the definition is the same for either ``dtype``.
+    """
+
+    def __init__(self, lengths, queries, kinds=None, dtype=torch.bfloat16):
         self.batch = Batch(lengths, queries, page_size=PAGE, ratio=RATIO)
         self.cache = nan_pages(self.batch.num_pages, PAGE, 1, WIDTH)
         pool = whole(kinds or 1, WIDTH)
@@ -48,13 +51,15 @@ class Case:
                 slot = self.batch.slot(request, group, PAGE)
                 key = pool[torch.randint(kinds, (1,))] if kinds else whole(1, WIDTH)
                 self.cache[slot // PAGE, slot % PAGE] = key
-        self.q = whole(sum(queries), HEADS, WIDTH)
+        self.q = whole(sum(queries), HEADS, WIDTH).to(dtype)
+        self.cache = self.cache.to(dtype)
 
     def scores(self, row: int) -> list[float]:
         request, count = int(self.batch.token_to_req[row]), int(self.batch.visible[row])
         slots = [self.batch.slot(request, group, PAGE) for group in range(count)]
-        keys = torch.stack([self.cache[s // PAGE, s % PAGE, 0] for s in slots]) if slots else torch.empty(0, WIDTH)
-        return torch.relu(self.q[row].float() @ keys.float().T).sum(0).tolist()
+        keys = [self.cache[s // PAGE, s % PAGE, 0].float() for s in slots]
+        keys = torch.stack(keys) if slots else torch.empty(0, WIDTH)
+        return torch.relu(self.q[row].float() @ keys.T).sum(0).tolist()
 
     def by_rank(self, keep: int) -> torch.Tensor:
         """The definition: rank by score, then by position, and keep the first."""
@@ -94,22 +99,28 @@ class Case:
 
 
 MODULES = pytest.mark.parametrize("module", [select, twin], ids=["kernel", "twin"])
+E4M3 = torch.float8_e4m3fn
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, E4M3], ids=["bf16", "e4m3"])
 
 
 @MODULES
-@pytest.mark.parametrize("kinds", [None, 3], ids=["scores differ", "three scores"])
-@pytest.mark.parametrize("keep", [2, 5, 16])
-def test_prefill(module, kinds, keep):
+@pytest.mark.parametrize(
+    ("kinds", "keep", "dtype"),
+    [(kinds, keep, torch.bfloat16) for kinds in (None, 3) for keep in (2, 5, 16)] + [(None, 5, E4M3), (3, 16, E4M3)],
+    ids=str,
+)
+def test_prefill(module, kinds, keep, dtype):
     """Uneven requests; 2 of up to 5 runs and 16 of 80 groups, so that both levels rank."""
-    case = Case([320, 3, 17, 70], [13, 3, 17, 1], kinds)
+    case = Case([320, 3, 17, 70], [13, 3, 17, 1], kinds, dtype)
     assert torch.equal(case.prefill(module, keep), case.by_rank(keep))
 
 
 @MODULES
+@DTYPES
 @pytest.mark.parametrize("query_len", [1, 3])
 @pytest.mark.parametrize("kinds", [None, 2], ids=["scores differ", "two scores"])
-def test_decode(module, query_len, kinds):
-    case = Case([320, 7, 133], [query_len] * 3, kinds)
+def test_decode(module, query_len, kinds, dtype):
+    case = Case([320, 7, 133], [query_len] * 3, kinds, dtype)
     assert torch.equal(case.decode(module, 4), case.by_rank(4))
 
 
@@ -140,14 +151,31 @@ def test_equal_scores_keep_the_earliest(module):
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")
 @MODULES
-@pytest.mark.parametrize("damage", [torch.nan, -torch.nan, torch.inf])
-def test_a_damaged_group_is_always_selected(module, damage):
+@pytest.mark.parametrize(
+    ("damage", "factor", "dtype"),
+    [(d, 1.0, torch.bfloat16) for d in (torch.nan, -torch.nan, torch.inf)]
+    + [(d, f, E4M3) for d in (torch.nan, -torch.nan) for f in (1.0, -1.0, 0.0)],
+    ids=str,
+)
+def test_a_damaged_group_is_always_selected(module, damage, factor, dtype):
     """Dropped quietly, it would leave a request that nobody ends."""
-    case = Case([320], [1])
+    case = Case([320], [1], dtype=dtype)
     slot = case.batch.slot(0, 41, PAGE)
     case.cache[slot // PAGE, slot % PAGE, 0, 3] = damage
-    case.q[..., 3] = 1.0
+    case.q[..., 3] = factor
     assert 41 in case.decode(module, 2)[0].tolist()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@MODULES
+def test_a_damaged_query_selects_the_first(module):
+    """Every score of its row is none, and positions decide: the damage reaches the logits by the main query."""
+    case = Case([320], [3], dtype=E4M3)
+    case.q[1, 2, 5] = torch.nan
+    got = case.decode(module, 4)
+    assert got[1].tolist() == [0, 1, 2, 3]
+    case.q[1, 2, 5] = 0.0
+    assert torch.equal(got[[0, 2]], case.by_rank(4)[[0, 2]])
 
 
 def test_a_row_does_not_depend_on_its_neighbours_or_on_the_cut(work_space):
@@ -168,6 +196,11 @@ def test_a_row_does_not_depend_on_its_neighbours_or_on_the_cut(work_space):
                 case.q[row : row + 1], case.cache, table, torch.tensor([3, 4]), visible, 32, RATIO, 1, out, 320
             )
             assert torch.equal(out[0], together[row])
+
+
+def test_a_row_of_e4m3_is_the_same_as_a_prompt_and_as_a_decode():
+    case = Case([200, 90], [3, 3], kinds=6, dtype=E4M3)
+    assert torch.equal(case.prefill(select, 8), case.decode(select, 8))
 
 
 def test_nothing_is_written_beside_the_rows(work_space):
@@ -224,8 +257,9 @@ def test_parts_are_of_one_size(monkeypatch, work_space):
     assert parts == [8, 8, 7]
 
 
-def test_warm_up_reads_nothing():
-    cache = nan_pages(2, PAGE, 1, WIDTH)
+@DTYPES
+def test_warm_up_reads_nothing(dtype):
+    cache = nan_pages(2, PAGE, 1, WIDTH).to(dtype)
     table = torch.full((3, 200), 10**6, dtype=torch.int32)
     assert select.warm_up(cache, table, HEADS, 20, RATIO, 2) == ["decode of 1", "decode of 2", "prefill of 800 groups"]
 

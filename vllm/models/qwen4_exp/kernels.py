@@ -16,6 +16,8 @@ _HYPERCONNECTION = (".cpu.hyperconnection", ".nvidia.ops.hc")
 _PLE = (".cpu.ple", ".common.ops.ple")
 _QSA = (".cpu.qsa", ".nvidia.ops.qsa")
 _QSA_INDEXER = (".cpu.qsa", ".nvidia.ops.qsa_indexer")
+# Ours before upstream's: what a store rounds to is ours too.
+_QSA_ROWS = (".cpu.qsa", ".qsa.index_keys")
 # Ours on both: upstream's top-k operator leaves ties to chance.
 _QSA_SELECTION = (".cpu.qsa", ".qsa.select")
 
@@ -30,7 +32,7 @@ SOURCES = {
     "ple_gate": _PLE,
     "gemma_rmsnorm": (".cpu.qsa", "flashinfer.norm"),
     "qsa_compress_groups_with_ratio": _QSA,
-    "qsa_store_cache_rows": _QSA,
+    "qsa_store_cache_rows": _QSA_ROWS,
     "expand_qsa_block_indices": _QSA_INDEXER,
     "qsa_select_paged_decode": _QSA_SELECTION,
     "qsa_select_paged_prefill": _QSA_SELECTION,

@@ -12,6 +12,7 @@ import torch
 from vllm.config import get_current_vllm_config_or_none
 
 from ..qsa.formats import FP8, KVFormat, KVViews, kv_format, views
+from ..qsa.index_keys import codes
 from .choice import Kernels, chosen
 from .prepare import prepare, warm_up
 
@@ -131,6 +132,8 @@ def own_impl(gpu_impl: type) -> type:
             """As upstream's ``qsa_prepare``: index keys, and the main query, gate and cache write."""
             from ..nvidia.ops.qsa_prepare import qsa_prepare
 
+            # Index queries and keys of one byte: the kernel encodes them where it sees bytes.
+            index = tuple(codes(argument) for argument in index)
             if not self.ours:
                 return qsa_prepare(*index, **keywords)
             return prepare(self.form, self.head_size, self.write_packed, qsa_prepare, *index, **keywords)

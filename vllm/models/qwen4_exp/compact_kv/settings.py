@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 from vllm.models.qwen4_exp.compact_kv.choice import chosen
 from vllm.models.qwen4_exp.qsa.formats import CACHE_DTYPES, kv_format
+from vllm.models.qwen4_exp.qsa.index_keys import NARROWEST_WORDS
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ logger = init_logger(__name__)
 
 OPTION = "--kv-cache-dtype"
 SKIP_OPTION = "--kv-cache-dtype-skip-layers"
+INDEX_OPTION = "--attention-config.indexer_kv_dtype"
+
+#: Index keys, by what the kernels of `../qsa/score.py` read; auto is bf16.
+INDEX_DTYPES = ("auto", "bf16", "fp8")
 
 #: Refused value -> what comes nearest. Anything else packs K/V below a byte.
 _NEAREST = {
@@ -42,6 +47,14 @@ class KVCacheDtypeNotServed(KVCacheSettingError):
     """`--kv-cache-dtype` names a format that no kernel of this model reads."""
 
 
+class IndexKeyDtypeNotServed(KVCacheSettingError):
+    """`--attention-config.indexer_kv_dtype` names a format that no kernel of this model reads."""
+
+
+class IndexKeyTooNarrow(KVCacheSettingError):
+    """Index keys in fp8 of a model whose keys the kernels cannot read four to a word."""
+
+
 class SkippedLayerWithoutKV(KVCacheSettingError):
     """`--kv-cache-dtype-skip-layers` names something that is no sparse layer, so that nothing would be skipped."""
 
@@ -57,8 +70,8 @@ def check_kv_cache(vllm_config: VllmConfig) -> None:
     which.
 
     Raises:
-        CheckpointKVScales, KVCacheDtypeNotServed, SkippedLayerWithoutKV, UnknownKernels: in this order. A dtype that
-            nobody asked for may be the checkpoint's, put in place of auto.
+        CheckpointKVScales, KVCacheDtypeNotServed, SkippedLayerWithoutKV, IndexKeyDtypeNotServed, IndexKeyTooNarrow,
+            UnknownKernels: in this order. A dtype that nobody asked for may be the checkpoint's, put in place of auto.
     """
     if current_platform.is_rocm():
         return
@@ -66,7 +79,10 @@ def check_kv_cache(vllm_config: VllmConfig) -> None:
     check_checkpoint(vllm_config.model_config.hf_config, cache_config.cache_dtype)
     check_dtype(cache_config.cache_dtype)
     check_skipped(cache_config, vllm_config.model_config.hf_text_config)
-    # Stand-ins for a VllmConfig do not have every field. Layers that are skipped keep bf16.
+    # Stand-ins for a VllmConfig do not have every field.
+    if attention_config := getattr(vllm_config, "attention_config", None):
+        check_index_keys(attention_config.indexer_kv_dtype, vllm_config.model_config.hf_text_config)
+    # Layers that are skipped keep bf16.
     for cache_dtype in (
         {cache_config.cache_dtype, "auto"} if cache_config.kv_cache_dtype_skip_layers else {cache_config.cache_dtype}
     ):
@@ -79,6 +95,22 @@ def check_dtype(cache_dtype: str) -> None:
         raise KVCacheDtypeNotServed(
             f"{OPTION} {cache_dtype} is not served: the sparse-attention layers keep K/V in {', '.join(CACHE_DTYPES)}; "
             f"use {_NEAREST.get(cache_dtype, _SMALLEST)}"
+        )
+
+
+def check_index_keys(dtype: str, text_config: Qwen4ExpTextConfig) -> None:
+    """Raises IndexKeyDtypeNotServed, IndexKeyTooNarrow."""
+    if dtype not in INDEX_DTYPES:
+        nearest = "fp8, which is e4m3" if dtype == "fp8_e4m3" else "fp8, the smallest that is served"
+        raise IndexKeyDtypeNotServed(
+            f"{INDEX_OPTION} {dtype} is not served: the sparse-attention layers keep index keys in "
+            f"{', '.join(INDEX_DTYPES)}; use {nearest}"
+        )
+    width = text_config.indexer_head_dim
+    if dtype == "fp8" and (width % 4 or width < NARROWEST_WORDS):
+        raise IndexKeyTooNarrow(
+            f"{INDEX_OPTION} fp8 needs index keys of {NARROWEST_WORDS} numbers or more, a multiple of 4, and the "
+            f"checkpoint's have indexer_head_dim={width}; use bf16"
         )
 
 

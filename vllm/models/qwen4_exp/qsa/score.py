@@ -10,12 +10,20 @@ A number here depends on one query and one key.  Tiles are fixed, products run o
 whole width in one order, and decode and prefill share the kernel and its matrix
 instruction (64 keys by a multiple of 16 query heads, 16 of the width at a time), so that
 a row scores the same in either.
+
+Keys and queries are bf16, or both e4m3 (``index_keys.py``).  The latter are read four to a
+word and become fp16 as ``operands.py`` says, exactly, even and odd dimensions apart, and
+each times 144: that factor, the same for all scores, stays in them.
 """
 
 import torch
 
 from vllm.platforms import current_platform
 from vllm.triton_utils import tl, triton
+
+from .e4m3 import infinite_to_nan
+from .index_keys import words
+from .operands import halves
 
 BLOCK_N = 64
 # Columns that share a top. For n columns and a budget of b the selection holds n / RUN tops, then b * RUN columns: of
@@ -37,6 +45,44 @@ _DECODE_STAGES = 1
 _WITHOUT_SIGN = tl.constexpr(0x7FFFFFFF)
 # One above the largest that is written, the end of a range, has to be an integer as well.
 _MOST = tl.constexpr(0x7FFFFFFE)
+
+
+@triton.jit
+def _load_queries(base, there, DIM: tl.constexpr):
+    """The queries at ``base``, ``[width, lanes]``; zeros where not ``there``.  Two halves of the width from words."""
+    if base.dtype.element_ty == tl.int32:
+        word = tl.arange(0, triton.next_power_of_2(DIM // 4))
+        at = base[:, None] + word[None, :]
+        even, odd = halves(tl.load(at, mask=there[:, None] & (word < DIM // 4)[None, :], other=0), 0, "fp8")
+        return tl.trans(even), tl.trans(odd)
+    else:
+        dim = tl.arange(0, max(16, triton.next_power_of_2(DIM)))
+        return (tl.load(base[None, :] + dim[:, None], mask=there[None, :] & (dim < DIM)[:, None], other=0.0),)
+
+
+@triton.jit
+def _products(base, there, query, DIM: tl.constexpr, EVICTION: tl.constexpr):
+    """Of the keys at ``base``, zeros where not ``there``, with ``query``: ``[keys, lanes]``, NaN where a number is none."""
+    if base.dtype.element_ty == tl.int32:
+        word = tl.arange(0, triton.next_power_of_2(DIM // 4))
+        codes = tl.load(
+            base[:, None] + word[None, :],
+            mask=there[:, None] & (word < DIM // 4)[None, :],
+            other=0,
+            eviction_policy=EVICTION,
+        )
+        even, odd = halves(codes, 0, "fp8")
+        product = tl.dot(even, query[0], out_dtype=tl.float32)
+        return infinite_to_nan(tl.dot(odd, query[1], acc=product))
+    else:
+        dim = tl.arange(0, max(16, triton.next_power_of_2(DIM)))
+        key = tl.load(
+            base[:, None] + dim[None, :],
+            mask=there[:, None] & (dim < DIM)[None, :],
+            other=0.0,
+            eviction_policy=EVICTION,
+        )
+        return tl.dot(key, query[0], out_dtype=tl.float32)
 
 
 # Prompts follow the decodes of a batch, so these pointers may start anywhere: each alignment
@@ -77,7 +123,6 @@ def _score_kernel(
 ):
     # Rows of the work space are batch rows from first_row on.
     HEADS_P: tl.constexpr = max(2, triton.next_power_of_2(HEADS))
-    DIM_P: tl.constexpr = max(16, triton.next_power_of_2(DIM))
     request = tl.program_id(0)
     if QUERY_LEN > 0:
         begin = request * QUERY_LEN
@@ -99,7 +144,6 @@ def _score_kernel(
         return
     last_tile = tl.minimum(tile + tiles, tl.cdiv(most, BLOCK_N))
 
-    dim = tl.arange(0, DIM_P)
     lane = tl.arange(0, TILE_R * HEADS_P)
     # A thread of the matrix instruction holds two neighbours of each eight lanes: all heads of some of the rows.
     q_row = begin + lane % (2 * TILE_R) // 2
@@ -107,10 +151,8 @@ def _score_kernel(
     # And of 16 keys the first or second eight of one place: neighbours here.
     member = tl.arange(0, BLOCK_N)
     member = member // 16 * 16 + member % 8 * 2 + member // 8 % 2
-    query = tl.load(
-        q_ptr + q_row[None, :].to(tl.int64) * stride_q_row + head[None, :] * stride_q_head + dim[:, None],
-        mask=(q_row < end)[None, :] & (head < HEADS)[None, :] & (dim < DIM)[:, None],
-        other=0.0,
+    query = _load_queries(
+        q_ptr + q_row.to(tl.int64) * stride_q_row + head * stride_q_head, (q_row < end) & (head < HEADS), DIM
     )
     at_row = (row - first_row).to(tl.int64)
     for number in tl.range(tile, last_tile, num_stages=STAGES):
@@ -121,16 +163,13 @@ def _score_kernel(
             mask=live,
             other=0,
         )
-        key = tl.load(
-            k_cache_ptr
-            + page[:, None].to(tl.int64) * stride_cache_page
-            + (column % PAGE)[:, None] * stride_cache_token
-            + dim[None, :],
-            mask=live[:, None] & (dim < DIM)[None, :],
-            other=0.0,
-            eviction_policy=EVICTION,
+        product = _products(
+            k_cache_ptr + page.to(tl.int64) * stride_cache_page + column % PAGE * stride_cache_token,
+            live,
+            query,
+            DIM,
+            EVICTION,
         )
-        product = tl.dot(key, query, out_dtype=tl.float32)
         product = tl.maximum(product, 0.0, propagate_nan=tl.PropagateNan.ALL)
         product = tl.sum(tl.reshape(product, (BLOCK_N, HEADS_P // 2, TILE_R, 2)), axis=3)
         score = tl.reshape(tl.sum(product, axis=1), (BLOCK_N // 16, 2, 8, TILE_R))
@@ -171,8 +210,9 @@ def score_groups(
     """Score the visible groups of ``len(keys)`` rows from ``first_row`` on.
 
     Args:
-        q: ``[rows, heads, width]``.
-        k_cache: ``[pages, page_size, 1, width]``.
+        q: ``[rows, heads, width]``, bf16 or e4m3.
+        k_cache: ``[pages, page_size, 1, width]`` of ``q``'s dtype; of e4m3 the width is a
+            multiple of 4, and 32 or more.
         page_table: ``[requests, pages per request]``.
         query_start_loc: ``[requests + 1]``, or None where every request brings
             ``query_len`` rows.
@@ -188,6 +228,8 @@ def score_groups(
 
     """
     count, columns = keys.shape
+    dim = q.shape[2]
+    q, k_cache = words(q), words(k_cache)
     heads = max(2, triton.next_power_of_2(q.shape[1]))
     # A tile holds a decode request whole, and at least 16 query heads: fewer would not
     # take the matrix instruction.  Four rows, so that a thread has all heads of one.
@@ -220,7 +262,7 @@ def score_groups(
         tiles,
         PAGE=k_cache.shape[1],
         HEADS=q.shape[1],
-        DIM=q.shape[2],
+        DIM=dim,
         BUDGET=budget,
         QUERY_LEN=query_len,
         TILE_R=tile_rows,

@@ -159,7 +159,8 @@ def qsa_select_paged_decode(
     """Select for requests that bring ``decode_query_len`` rows each, in order.
 
     Args:
-        q: ``[requests * decode_query_len, heads, width]``, rows lying together.
+        q: ``[requests * decode_query_len, heads, width]``, rows lying together; bf16 or
+            e4m3, of which the width is a multiple of 4, and 32 or more.
         k_cache: ``[pages, page_size, 1, width]`` compressed keys of ``q``'s dtype.
         page_table: ``[requests, pages per request]``.
         visible_blocks: ``[rows]`` int32, complete groups before each row.

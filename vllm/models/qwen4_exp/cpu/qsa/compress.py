@@ -7,6 +7,7 @@ and a negative slot is a row that is not kept.
 
 import torch
 
+from ...qsa.index_keys import codes, rounded
 from ..hyperconnection import grouped_gemma_rmsnorm
 
 
@@ -18,7 +19,7 @@ def gemma_rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
 def qsa_store_cache_rows(
     cache: torch.Tensor, slot_mapping: torch.Tensor, rows: torch.Tensor
 ) -> None:
-    """Write rows into their slots, in place.
+    """Write rows into their slots, in place, as ``rounded`` rounds them.
 
     Args:
         cache: ``[pages, page_size, 1, width]``, may be strided.
@@ -39,7 +40,7 @@ def qsa_store_cache_rows(
     page_size = cache.shape[1]
     kept = (slots >= 0) & (slots < cache.shape[0] * page_size)
     slots = slots[kept]
-    cache[slots // page_size, slots % page_size, 0] = rows[kept].to(cache.dtype)
+    codes(cache)[slots // page_size, slots % page_size, 0] = codes(rounded(rows[kept], cache.dtype))
 
 
 def qsa_compress_groups_with_ratio(

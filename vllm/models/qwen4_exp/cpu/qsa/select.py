@@ -54,8 +54,8 @@ def qsa_select_paged_decode(
     """Select for requests that bring ``decode_query_len`` rows each, in order.
 
     Args:
-        q: ``[requests * decode_query_len, heads, width]``.
-        k_cache: ``[pages, page_size, 1, width]`` compressed keys.
+        q: ``[requests * decode_query_len, heads, width]``, bf16 or e4m3.
+        k_cache: ``[pages, page_size, 1, width]`` compressed keys of ``q``'s dtype.
         page_table: ``[requests, pages per request]``.
         visible_blocks: ``[rows]``, complete groups before each row.
         token_topk: tokens that a row may select.
