@@ -1,12 +1,13 @@
-"""The fork on GPUs against transformers on the CPU: equal greedy tokens under stages, graphs, a table on disk, and K/V
-in one byte or in host memory.
+"""The fork on GPUs against transformers on the CPU: equal greedy tokens under stages, graphs, a table on disk, K/V in
+one byte or in host memory, and NVFP4 weights.
 
-    python -m benchmarks.gpu_parity prepare DIR     here: a small checkpoint and transformers' tokens for its prompts
+    python -m benchmarks.gpu_parity prepare DIR     here: small checkpoints and transformers' tokens for their prompts
     python benchmarks/gpu_parity.py run DIR OUT [WORD]
         on GPUs: every case that they allow (and that has WORD in its name); writes OUT, fails on a difference
+    python -m benchmarks.gpu_parity record RAW OUT COMMIT   here: a run's OUT as a record under docs/ampere-multigpu/benches
 
-The checkpoint has the sparse budget of the real model (2048), the smallest that the CUDA top-k takes, and one
-prompt beyond it.  Every case is a process of its own, so that one that dies leaves the others their GPUs, and a few run
+Checkpoints have the sparse budget of the real model (2048), the smallest that the CUDA top-k takes, and one prompt is
+beyond it.  Of weights that no CPU computes with, transformers has the dequantized ones.  Every case is a process of its own, so that one that dies leaves the others their GPUs, and a few run
 at once: nothing is timed, and most of a case is imports.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,6 +34,8 @@ AT_ONCE = 4
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}
 PINNED, ON_DISK = {"host_file_gather": False}, {"host_file_gather": True}
 
+#: Folder of the checkpoint that a case serves, and its answers in FOLDER.json.
+MODEL, NVFP4 = "model", "nvfp4"
 HOST = {"kv_offload": True, "kv_offload_max_gib": 1.0}
 
 
@@ -61,6 +65,8 @@ CASES = {
     "two stages, int8 K/V in host memory, graphs": (
         2, None, _kv(qsa_config=HOST, kv_cache_dtype="int8_per_token_head"),
     ),
+    "one stage, NVFP4 weights, graphs": (1, None, _kv(model=NVFP4)),
+    "two stages, NVFP4 weights, graphs": (2, None, _kv(model=NVFP4)),
 }  # fmt: skip
 
 
@@ -70,17 +76,30 @@ def prompt(length: int) -> list[int]:
 
 
 def prepare(folder: Path) -> None:
-    from demo import reference
-    from demo.checkpoint.geometry import geometry
+    from demo.checkpoint.formats import RECIPES, quantize
+    from demo.checkpoint.geometry import PRESETS, geometry
     from demo.checkpoint.write import build
 
-    shape = geometry("tiny", indexer_budget=2048)
-    build(folder / "model", shape)
-    model = reference.load(folder / "model")
+    build(folder / MODEL, geometry("tiny", indexer_budget=2048))
+    _answer(folder / MODEL, folder / f"{MODEL}.json")
+    with tempfile.TemporaryDirectory() as scratch:
+        # Widths that kernels for packed weights take, and little else: it has to travel.
+        overrides = PRESETS["groups"].overrides | {"hc_lowrank": 16}
+        shape = geometry("groups", indexer_budget=2048, num_hidden_layers=4, num_experts=4, overrides=overrides)
+        build(Path(scratch) / "source", shape)
+        pair = quantize(Path(scratch) / "source", Path(scratch) / "out", RECIPES["nvfp4"])
+        _answer(pair.dequantized, folder / f"{NVFP4}.json")
+        shutil.copytree(pair.quantized, folder / NVFP4)
+
+
+def _answer(checkpoint: Path, out: Path) -> None:
+    from demo import reference
+
+    model = reference.load(checkpoint)
     answers = {n: reference.greedy(model, prompt(n), NEW_TOKENS) for n in PROMPT_LENGTHS}
     kept = {n: {"tokens": a.tokens, "margins": a.margins} for n, a in answers.items()}
-    (folder / "reference.json").write_text(json.dumps(kept))
-    print(f"{folder}: tokens to compare { ({n: decided(a) for n, a in kept.items()}) } of {NEW_TOKENS} each")
+    out.write_text(json.dumps(kept))
+    print(f"{out}: tokens to compare { ({n: decided(a) for n, a in kept.items()}) } of {NEW_TOKENS} each")
 
 
 def decided(answer: dict, near_tie: float = NEAR_TIE) -> int:
@@ -94,7 +113,7 @@ def run(folder: Path, out: Path, word: str = "") -> int:
 
     gpus = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
-    wanted = json.loads((folder / "reference.json").read_text())
+    wanted = {name: json.loads((folder / f"{name}.json").read_text()) for name in (MODEL, NVFP4)}
     device = f"{gpus} x {torch.cuda.get_device_name(0)}"
     chosen = {name: case for name, case in CASES.items() if word in name}
     rows = [{"case": name, "result": f"not run: {gpus} GPU(s)"} for name, case in chosen.items() if case[0] > gpus]
@@ -104,7 +123,10 @@ def run(folder: Path, out: Path, word: str = "") -> int:
             if case[0] <= gpus:
                 runs[pool.submit(_one, folder, visible[number % gpus], *case)] = name
         for done in as_completed(runs):
-            rows.append({"case": runs[done], **compared(done.result(), wanted, CASES[runs[done]][2])})
+            arguments = CASES[runs[done]][2]
+            rows.append(
+                {"case": runs[done], **compared(done.result(), wanted[arguments.get("model", MODEL)], arguments)}
+            )
             print(json.dumps(rows[-1]), flush=True)
             # After every case: a run that is cut short has lost only the last ones.
             out.write_text(json.dumps({"device": device, "torch": torch.__version__, "rows": rows}, indent=1))
@@ -125,7 +147,7 @@ def compared(row: dict, wanted: dict, arguments: dict) -> dict:
 
 
 def _one(folder: Path, gpu: str, stages: int, partition: str | None, arguments: dict) -> dict:
-    job = {"model": str(folder / "model"), "pipeline_parallel_size": stages, **arguments}
+    job = {"pipeline_parallel_size": stages, **arguments, "model": str(folder / arguments.get("model", MODEL))}
     env = os.environ | ({"VLLM_PP_LAYER_PARTITION": partition} if partition else {})
     if stages == 1:
         # One process: imports are most of a case.
@@ -172,13 +194,42 @@ def case(job: dict, result: Path) -> None:
     result.write_text(json.dumps({"tokens": tokens}))
 
 
+def record(raw: Path, out: Path, commit: str) -> None:
+    from benchmarks.record import Claim, write
+
+    found = json.loads(raw.read_text())
+    equal = sum(row["result"] == "equal" for row in found["rows"])
+    claim = Claim(
+        "cases whose greedy tokens equal transformers'",
+        equal,
+        f"of {len(found['rows'])} cases",
+        len(found["rows"]),
+        ">=",
+    )
+    settings = {
+        "command": "python benchmarks/gpu_parity.py run DIR OUT", "torch": found["torch"], "prompts": PROMPT_LENGTHS,
+        "new_tokens": NEW_TOKENS, "cases": {row["case"]: CASES[row["case"]][2] for row in found["rows"]},
+    }  # fmt: skip
+    # The machine that measured is another one, of which the run kept its GPUs.
+    write(
+        out,
+        settings,
+        found["rows"],
+        [claim],
+        elsewhere={"cpu": "not recorded", "gpus": found["device"]},
+        measured=commit,
+    )
+
+
 if __name__ == "__main__":
     command, *rest = sys.argv[1:]
     if command == "prepare":
         prepare(Path(rest[0]))
     elif command == "run":
         sys.exit(run(Path(rest[0]), Path(rest[1]), *rest[2:]))
+    elif command == "record":
+        record(Path(rest[0]), Path(rest[1]), rest[2])
     elif command == "case":
         case(json.loads(rest[0]), Path(rest[1]))
     else:
-        sys.exit(f"gpu_parity: prepare, run or case, not {command!r}")
+        sys.exit(f"gpu_parity: prepare, run, record or case, not {command!r}")

@@ -47,14 +47,17 @@ def answer(llm, job: dict, size_at: Callable[[int], int]) -> dict:
     return {"tokens": list(final.outputs[0].token_ids), "gaps": gaps}
 
 
-def reference(llm, jobs: list[dict]) -> list[dict]:
-    """For each job the answer to the prompt in chunks of WHOLE, and under `cuts` those in smaller ones."""
+def in_chunks(llm, jobs: list[dict], size: int) -> list[dict]:
+    """The answer for each job to its prompt in chunks of `size`."""
+    return [answer(llm, job, lambda _: size) for job in jobs]
 
-    def in_chunks(size: int) -> list[dict]:
-        return [answer(llm, job, lambda _: size) for job in jobs]
 
-    whole, others = in_chunks(WHOLE), [in_chunks(size) for size in CUTS]
-    return [found | {"cuts": dict(zip(map(str, CUTS), cut))} for found, *cut in zip(whole, *others)]
+def joined(answers: dict[int, list[dict]]) -> list[dict]:
+    """From answers by size of a chunk: for each job that in chunks of WHOLE, and under `cuts` those in smaller ones."""
+    return [
+        found | {"cuts": {str(size): answers[size][number] for size in CUTS}}
+        for number, found in enumerate(answers[WHOLE])
+    ]
 
 
 def under(llm, job: dict, cuts: Sequence[int]) -> list[int]:

@@ -2,8 +2,8 @@
 
     python benchmarks/pp_stress.py MODEL OUT SECONDS [--seed N] [--reference FILE] [--near-tie NATS] [--replay-all]
 
-One GPU first answers a pool of prompts alone, one stage, eager, each under four cuts of the prompt (one_stage.py), unless
-FILE has the answers of such a run on the same kind of GPU.  Then two GPUs serve them as two stages with graphs for
+One GPU first answers a pool of prompts alone, one stage, eager, each under four cuts of the prompt (one_stage.py), a
+process for each, unless FILE has the answers of such a run on the same kind of GPU.  Then two GPUs serve them as two stages with graphs for
 SECONDS, to one to eight users at once whose number changes every ten seconds.  A fifth of the requests is aborted
 somewhere, and half of them may use the prefix cache.
 
@@ -66,10 +66,25 @@ def ask(llm, name: str, job: dict, fresh: bool) -> None:
     llm.add_request(name, {"prompt_token_ids": job["prompt"]} | ({"cache_salt": name} if fresh else {}), params)
 
 
-def reference(model: str, out: Path) -> None:
-    """Each prompt alone on one stage."""
+def reference(model: str, size: int, out: Path) -> None:
+    """Each prompt alone on one stage, in chunks of `size`."""
     llm = one_stage.engine(model, **ENGINE)
-    out.write_text(json.dumps(one_stage.reference(llm, pool())))
+    out.write_text(json.dumps(one_stage.in_chunks(llm, pool(), size)))
+
+
+def references(alone: list[str], out: Path) -> None:
+    """Answers under every cut, each from a process of its own (`alone` and its size), joined in `out`.
+
+    At once, since most of a step is the host's: 200 s on an H200 were too few for all of them one after the other.
+    """
+    parts = {size: out.with_suffix(f".{size}") for size in (one_stage.WHOLE, *one_stage.CUTS)}
+    runs = [
+        subprocess.Popen([*alone, "--reference", str(part), "--only-reference", str(size)])
+        for size, part in parts.items()
+    ]
+    if any([run.wait() for run in runs]):
+        sys.exit("pp_stress: one stage did not answer, see above")
+    out.write_text(json.dumps(one_stage.joined({size: json.loads(part.read_text()) for size, part in parts.items()})))
 
 
 def replay(model: str, path: Path) -> None:
@@ -189,20 +204,20 @@ def main() -> int:
         help="ask again for every answer that differs anywhere, not only for those that differ in a decided token; on a "
         "CPU, where rounding does not depend on who shares a step, each must come out as it was",
     )
-    parser.add_argument("--only-reference", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--only-reference", type=int, metavar="SIZE", help=argparse.SUPPRESS)
     parser.add_argument("--only-replay", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     answers = asked.reference or asked.out.with_suffix(".reference")
     if asked.only_reference:
-        reference(asked.model, answers)
+        reference(asked.model, asked.only_reference, answers)
         return 0
     if asked.only_replay:
         replay(asked.model, asked.only_replay)
         return 0
     # In processes of their own, so that their GPU memory is free again.
-    alone = [sys.executable, __file__, asked.model, str(asked.out), "0", "--reference", str(answers)]
+    alone = [sys.executable, __file__, asked.model, str(asked.out), "0"]
     if not usable(answers):
-        subprocess.run([*alone, "--only-reference"], check=True)
+        references(alone, answers)
     wanted = json.loads(answers.read_text())
     whole = sum(one_stage.decided(answer, asked.near_tie) == len(answer["tokens"]) for answer in wanted)
     result, turned = {}, []

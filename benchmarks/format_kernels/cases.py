@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.format_kernels.nvfp4 import GROUP
+from demo.checkpoint.formats.modelopt import GROUP
 from demo.checkpoint.formats.rounding import Scheme
 
 GPTQ, COMPRESSED, MODELOPT = "gptq", "compressed-tensors", "modelopt"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.format_kernels import nvfp4
 from benchmarks.format_kernels.cases import GPTQ, MODELOPT, Case
-from demo.checkpoint.formats import compressed, gptq
+from demo.checkpoint.formats import compressed, gptq, modelopt
 from demo.checkpoint.formats.recipes import Recipe, Rule
 from demo.checkpoint.formats.rounding import Scheme, round_weight
 
@@ -19,7 +18,8 @@ def packed(
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Tensors of one module as on disk, and the bfloat16 weight [outputs, inputs] that they stand for."""
     if layout == MODELOPT:
-        return nvfp4.packed(outputs, inputs, device)
+        weight = torch.randn(outputs, inputs, device=device) / inputs**0.5
+        return modelopt.packed(weight, modelopt.overall([weight]))
     writer = gptq if layout == GPTQ else compressed
     parts, plain = [], []
     for start in range(0, outputs, ROWS):
@@ -46,13 +46,7 @@ def quant_config(case: Case, name: str):
     if case.layout == MODELOPT:
         from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
 
-        algorithm = {
-            "quant_algo": "NVFP4",
-            "group_size": nvfp4.GROUP,
-            "kv_cache_quant_algo": None,
-            "exclude_modules": [],
-        }
-        return ModelOptNvFp4Config.from_config({"quantization": algorithm})
+        return ModelOptNvFp4Config.from_config({"quantization": modelopt.config([])})
     recipe = Recipe(case.layout, (Rule(r".*", case.scheme),))
     if case.layout == GPTQ:
         from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig

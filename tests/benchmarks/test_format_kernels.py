@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks import record
 from benchmarks.format_kernels import __main__ as command
@@ -93,23 +92,6 @@ def test_parts_are_joined_and_what_one_part_measured_is_no_error(tmp_path):
     record.write(Path(paths[0]), settings, [], [], "1 x another card", measured="b")
     with pytest.raises(SystemExit, match="different hardware"):
         join(paths, tmp_path / "formats-all.json")
-
-
-def test_nvfp4_numbers_are_the_nearest_ones_and_unpack_to_what_they_stand_for():
-    from benchmarks.format_kernels.nvfp4 import GROUP, SIZES, packed
-
-    torch.manual_seed(0)
-    tensors, plain = packed(32, 128, "cpu")
-    torch.manual_seed(0)
-    weight = torch.randn(32, 128) / 128**0.5
-    code = torch.stack([tensors["weight"] & 15, tensors["weight"] >> 4], -1).view(32, 128).long()
-    number = torch.tensor([*SIZES, *(-size for size in SIZES)])[code]
-    scale = (tensors["weight_scale"].float() * tensors["weight_scale_2"]).repeat_interleave(GROUP, 1)
-    assert torch.equal((number * scale).to(torch.bfloat16), plain)
-    choices = torch.tensor([-size for size in SIZES[1:]] + [*SIZES])
-    nearest = (weight[..., None] / scale[..., None] - choices).abs().min(-1).values
-    assert torch.allclose((weight / scale - number).abs(), nearest, atol=1e-6)
-    assert tensors["weight_scale"].shape == (32, 128 // GROUP) and tensors["weight_scale"].dtype == torch.float8_e4m3fn
 
 
 def test_nvfp4_is_measured_where_it_has_kernels():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.one_stage import decided
+from benchmarks.one_stage import CUTS, WHOLE, decided, joined
 
 NEAR_TIE = 0.25
 
@@ -29,3 +29,10 @@ def test_decided(cut, expected):
 def test_a_near_tie_of_the_whole_prompt_ends_it():
     whole = ([1, 2, 3], [1.0, 0.2, 1.0])
     assert decided(answer(*whole, a=whole), NEAR_TIE) == 1
+
+
+def test_answers_of_each_cut_become_one_list():
+    answers = {size: [{"tokens": [size, job], "gaps": [1.0, 1.0]} for job in (0, 1)] for size in (WHOLE, *CUTS)}
+    for job, found in enumerate(joined(answers)):
+        assert found["tokens"] == [WHOLE, job]
+        assert {size: cut["tokens"] for size, cut in found["cuts"].items()} == {str(size): [size, job] for size in CUTS}

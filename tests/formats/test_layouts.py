@@ -4,9 +4,13 @@ import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
-from demo.checkpoint.formats import compressed, gptq
+from demo.checkpoint.formats import compressed, gptq, modelopt, quantize
 from demo.checkpoint.formats.recipes import RECIPES
 from demo.checkpoint.formats.rounding import Scheme, round_weight
+from demo.checkpoint.geometry import PRESETS
+from demo.checkpoint.write import build
+from vllm.ampere.checkpoint import read
+from vllm.ampere.findings import findings
 from vllm.model_executor.layers.quantization.dequantized.reference import dequantize, unpack
 from vllm.utils.packed_words import pack_rows
 
@@ -91,3 +95,31 @@ def test_gptq_rules_name_what_holds_the_modules():
     made = gptq.config(RECIPES["gptq"])
     assert (made["bits"], made["group_size"]) == (4, 32)
     assert made["dynamic"] == {r"+:.*\.mlp\.experts.*": {"group_size": 128}}
+
+
+def test_nvfp4_numbers_are_the_nearest_ones_and_unpack_to_what_they_stand_for():
+    wanted = weight(32, 128).float()
+    over = modelopt.overall([wanted, 2 * wanted])
+    tensors, plain = modelopt.packed(wanted, over)
+    code = torch.stack([tensors["weight"] & 15, tensors["weight"] >> 4], -1).view(32, 128).long()
+    number = torch.tensor([*modelopt.SIZES, *(-size for size in modelopt.SIZES)])[code]
+    scale = (tensors["weight_scale"].float() * tensors["weight_scale_2"]).repeat_interleave(modelopt.GROUP, 1)
+    assert torch.equal((number * scale).to(torch.bfloat16), plain)
+    choices = torch.tensor([-size for size in modelopt.SIZES[1:]] + [*modelopt.SIZES])
+    nearest = (wanted[..., None] / scale[..., None] - choices).abs().min(-1).values
+    assert torch.allclose((wanted / scale - number).abs(), nearest, atol=1e-6)
+    assert tensors["weight_scale"].shape == (32, 128 // modelopt.GROUP)
+    assert tensors["weight_scale"].dtype == torch.float8_e4m3fn
+
+
+def test_an_nvfp4_checkpoint_is_what_the_check_takes_for_one(tmp_path):
+    build(tmp_path / "source", PRESETS["tiny"])
+    pair = quantize(tmp_path / "source", tmp_path / "out", RECIPES["nvfp4"])
+    checkpoint = read(pair.quantized)
+    # transformers' own generation_config.json, of the source too.
+    assert {found.name for found in findings(checkpoint)} == {"SamplingUnsaid"}
+    packed = {name for name, storage in checkpoint.storages.items() if storage.kind == "nvfp4"}
+    assert {name.rpartition(".")[2] for name in packed} == {
+        "gate_proj", "up_proj", "down_proj", "q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkv", "in_proj_z", "out_proj",
+    }  # fmt: skip
+    assert {found.name for found in findings(read(pair.dequantized))} == {"SamplingUnsaid"}

@@ -28,7 +28,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A checkpoint format (`layout`: gptq or compressed-tensors) and its rules, the first that matches wins."""
+    """A checkpoint format (`layout`: gptq, compressed-tensors or modelopt) and its rules, the first that matches wins."""
 
     layout: str
     rules: tuple[Rule, ...]
@@ -86,4 +86,6 @@ RECIPES = {
     "gptq-g128": _body("gptq", INT4_G128, INT4_G128),
     "int6": _body("compressed-tensors", INT4_G128, INT6_G64),
     "int8": _body("compressed-tensors", INT4_G128, Scheme(8, 64)),
+    # Four bits of a floating-point number, which only a GPU multiplies with.
+    "nvfp4": _body("modelopt", Scheme(4, 16), Scheme(4, 16)),
 }

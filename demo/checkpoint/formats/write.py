@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from demo.checkpoint.formats import compressed, gptq, mtp
+from demo.checkpoint.formats import compressed, gptq, modelopt, mtp
 from demo.checkpoint.formats.recipes import Recipe
-from demo.checkpoint.formats.rounding import round_weight
+from demo.checkpoint.formats.rounding import Scheme, round_weight
 from demo.checkpoint.layout import INDEX
 
 #: name prefix of the text model's tensors: in transformers' own files, and in those of the multimodal releases
@@ -41,7 +41,13 @@ def quantize(source: Path, out: Path, recipe: Recipe, *, prefix: str = PLAIN, wi
         everything = {name: tensor for held in files.values() for name, tensor in held.items()}
         files[mtp.FILE] = mtp.tensors(everything, config)
 
-    layout = {"gptq": gptq, "compressed-tensors": compressed}[recipe.layout]
+    def scheme_of(name: str, tensor: torch.Tensor) -> Scheme | None:
+        module, _, kind = name.rpartition(".")
+        return recipe.scheme(module) if kind == "weight" and tensor.dim() == 2 else None
+
+    pack = _packer(
+        recipe, [tensor for held in files.values() for name, tensor in held.items() if scheme_of(name, tensor)]
+    )
     packed_files: dict[str, dict[str, torch.Tensor]] = {}
     plain_files: dict[str, dict[str, torch.Tensor]] = {}
     left: list[str] = []
@@ -50,26 +56,52 @@ def quantize(source: Path, out: Path, recipe: Recipe, *, prefix: str = PLAIN, wi
         for name, tensor in held.items():
             module, _, kind = name.rpartition(".")
             stored = prefix + name.removeprefix(PLAIN) if name.startswith(PLAIN) else name
-            scheme = recipe.scheme(module) if kind == "weight" and tensor.dim() == 2 else None
+            scheme = scheme_of(name, tensor)
             if scheme is None:
                 packed[stored] = plain[name] = tensor
                 if kind == "weight" and tensor.dim() == 2 and "ngram_embedding" not in module:
                     left.append(stored.removesuffix(".weight"))
                 continue
-            rounded = round_weight(tensor, scheme, layout.SCALE_DTYPE)
+            parts, plain[name] = pack(tensor, scheme)
             stem = stored.removesuffix("weight")
-            packed |= {stem + part: value for part, value in layout.tensors(rounded).items()}
-            plain[name] = rounded.dequantized()
+            packed |= {stem + part: value for part, value in parts.items()}
     plain_files.pop(mtp.FILE, None)
 
-    details = gptq.config(recipe) if layout is gptq else compressed.config(recipe, sorted(left))
-    _save(pair.quantized, source, packed_files, lambda c: c | {"quantization_config": details})
-    if layout is gptq:
-        (pair.quantized / "quantize_config.json").write_text(json.dumps(details, indent=2))
+    details, beside = _config(recipe, sorted(left))
+    _save(pair.quantized, source, packed_files, lambda c: c | {"quantization_config": details} if details else c)
+    for file, document in beside.items():
+        (pair.quantized / file).write_text(json.dumps(document, indent=2))
     if with_mtp:
         _edit_config(pair.quantized, lambda c: c | {"mtp_num_hidden_layers": 1})
     _save(pair.dequantized, source, plain_files, lambda c: c)
     return pair
+
+
+def _packer(
+    recipe: Recipe, weights: list[torch.Tensor]
+) -> Callable[[torch.Tensor, Scheme], tuple[dict[str, torch.Tensor], torch.Tensor]]:
+    """What makes a module's tensors, and the weight that they stand for, of one of `weights`."""
+    if recipe.layout == "modelopt":
+        over = modelopt.overall(weights)
+        return lambda weight, scheme: modelopt.packed(weight, over)
+    layout = {"gptq": gptq, "compressed-tensors": compressed}[recipe.layout]
+
+    def pack(weight: torch.Tensor, scheme: Scheme) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        rounded = round_weight(weight, scheme, layout.SCALE_DTYPE)
+        return layout.tensors(rounded), rounded.dequantized()
+
+    return pack
+
+
+def _config(recipe: Recipe, unquantized: list[str]) -> tuple[dict | None, dict[str, dict]]:
+    """`quantization_config` of config.json, and documents beside it by file name."""
+    if recipe.layout == "modelopt":
+        document = {"producer": {"name": "modelopt", "version": "0.40.0"}, "quantization": modelopt.config(unquantized)}
+        return None, {"hf_quant_config.json": document}
+    if recipe.layout == "gptq":
+        details = gptq.config(recipe)
+        return details, {"quantize_config.json": details}
+    return compressed.config(recipe, unquantized), {}
 
 
 def _save(out: Path, source: Path, files: dict[str, dict[str, torch.Tensor]], edit: Callable[[dict], dict]) -> None:
