@@ -15,7 +15,7 @@ from vllm.models.qwen4_exp.qsa.host_kv.arena import Arena
 from vllm.models.qwen4_exp.qsa.host_kv.impl import HostKVImpl
 from vllm.models.qwen4_exp.qsa.host_kv.layer import rows_view
 from vllm.models.qwen4_exp.qsa.host_kv.prompt import prompt_attention, section_bound
-from vllm.models.qwen4_exp.qsa.host_kv.union import BEYOND, edges_of_sections, union_of
+from vllm.models.qwen4_exp.qsa.host_kv.union import BEYOND, block_order, edges_of_sections, union_of
 from vllm.models.qwen4_exp.qsa.reference import sparse_paged_attention
 
 from .planning import rows
@@ -28,23 +28,29 @@ BUDGET = 24
 class Batch:
     """Requests in the middle of a prompt: blocks in random order, selections as the indexer packs them.
 
-    Rows that no request has written, and everything selections leave unused, hold NaN or a number that no index may be.
+    What is in rows and which are selected depends on ``seed``, where rows lie on ``places`` too. Rows that no request has written, and everything selections leave unused, hold NaN or a number that no index may be.
     """
 
     def __init__(
-        self, contexts: list[int], chunks: list[int], seed: int = 0, blocks: int = 40, form: KVFormat = BF16
+        self,
+        contexts: list[int],
+        chunks: list[int],
+        seed: int = 0,
+        blocks: int = 40,
+        form: KVFormat = BF16,
+        places: int = 0,
     ) -> None:
         source = random.Random(seed)
         generator = torch.Generator().manual_seed(seed)
         spec = rows(BLOCK, KV_HEADS, WIDTH, form)
-        self.form = form
+        self.form, self.group_bytes = form, RATIO * spec.page_size_bytes // BLOCK
         memory = torch.empty(blocks * spec.page_size_bytes, dtype=torch.uint8)
         self.kv_cache = rows_view(memory, spec, blocks)
         self.cache = views(self.kv_cache, form, WIDTH)
         # Of int8 rows the scales are what can be NaN.
         for part in self.cache[:2] if form is BF16 else self.cache[2:]:
             part.fill_(torch.nan)
-        numbers = source.sample(range(1, blocks), sum(-(-n // BLOCK) for n in contexts))
+        numbers = random.Random(f"{seed} {places}").sample(range(1, blocks), sum(-(-n // BLOCK) for n in contexts))
         longest = max(-(-n // BLOCK) for n in contexts)
         self.block_table = torch.full((len(contexts), longest), 10**6, dtype=torch.int32)
         selected, owners = [], []
@@ -61,7 +67,7 @@ class Batch:
                     stored[at] = row.to(form.dtype)
             for position in range(context - chunk, context):
                 whole = (position + 1) // RATIO
-                groups = source.sample(range(whole), min(whole, BUDGET // RATIO))
+                groups = sorted(source.sample(range(whole), min(whole, BUDGET // RATIO)))
                 tokens = [group * RATIO + r for group in groups for r in range(RATIO)]
                 tokens += range(whole * RATIO, position + 1)
                 selected.append(tokens + [-1] * (BUDGET + RATIO - 1 - len(tokens)) + [len(tokens)])
@@ -72,12 +78,12 @@ class Batch:
         self.q = torch.randn(len(owners), HEADS, WIDTH, generator=generator).bfloat16()
         self.gate = torch.randn(len(owners), HEADS * WIDTH, generator=generator).bfloat16()
 
-    def in_place(self) -> torch.Tensor:
+    def in_place(self, attend=sparse_paged_attention, **how) -> torch.Tensor:
         """Every token reads its rows itself."""
-        return sparse_paged_attention(
+        return attend(
             self.q, self.cache.keys, self.cache.values, self.selected, self.block_table, self.token_to_req,
             torch.empty_like(self.q), output_gate=self.gate, key_scales=self.cache.key_scales,
-            value_scales=self.cache.value_scales,
+            value_scales=self.cache.value_scales, **how,
         )  # fmt: skip
 
     def over_sections(self, arena_bytes: int) -> torch.Tensor:
@@ -231,6 +237,26 @@ def test_a_decoding_request_has_the_same_bits_whoever_else_is_in_the_step(interp
         assert torch.equal(found, alone[0]), f"beside rows {some}"
 
 
+@pytest.mark.parametrize("form", [BF16, INT8], ids=lambda form: form.name)
+def test_a_row_within_one_section_has_the_bits_of_rows_in_place(interpreted, form):
+    """All in one section; and a section that ends behind the first request's rows, with the other's in the next."""
+    batch = Batch([44, 60], [2, 2], seed=3, form=form)
+    expected = batch.in_place(interpreted, prefill=True)
+    assert torch.equal(expected, batch.in_place(interpreted, prefill=False))
+    assert torch.equal(batch.over_sections(2 * 40 * batch.group_bytes), expected)
+    first = {position // RATIO for row in batch.selected[:2].tolist() for position in row[: row[-1]]}
+    found = batch.over_sections(2 * len(first) * batch.group_bytes)
+    assert torch.equal(found[:2], expected[:2]) and not torch.equal(found[2:], expected[2:])
+
+
+def test_where_the_pool_has_rows_changes_no_bit(interpreted):
+    """The same request after another history of the pool, over several sections."""
+    one, other = (Batch([120], [2], seed=4, form=INT8, places=places) for places in (0, 1))
+    assert not torch.equal(one.block_table, other.block_table)
+    arena = 6 * one.group_bytes
+    assert torch.equal(one.over_sections(arena), other.over_sections(arena))
+
+
 def test_every_needed_row_crosses_once(batch, monkeypatch):
     from vllm.models.qwen4_exp.qsa.host_kv import arena as module
 
@@ -248,17 +274,29 @@ def test_every_needed_row_crosses_once(batch, monkeypatch):
         for position in selected[: selected[-1]]:
             block = int(batch.block_table[request, position // BLOCK])
             needed.add((block * BLOCK + position % BLOCK) // RATIO)
-    assert sorted(copied) == copied == sorted(needed)
+    assert sorted(copied) == sorted(needed)
 
 
 def test_rows_shared_by_requests_cross_once():
     """Two requests with one prefix name the same blocks."""
-    table = torch.tensor([[3, 5], [3, 9]], dtype=torch.int32)
+    table = torch.tensor([[7, 5], [7, 3]], dtype=torch.int32)
     selected = torch.tensor([[0, 1, 33, 3], [1, 32, -1, 2]], dtype=torch.int32)
     union = union_of(selected, table, torch.tensor([0, 1]), BLOCK, 40 * BLOCK // RATIO, 10, RATIO)
     assert int(union.size) == 3
-    assert union.groups[:3].tolist() == [3 * 8, 5 * 8, 9 * 8]
+    assert union.groups[:3].tolist() == [7 * 8, 5 * 8, 3 * 8]
     assert union.numbers.tolist() == [[0, 1, 5, 3], [1, 8, BEYOND, 2]]
+
+
+def test_blocks_of_every_request_ascend_though_they_share_some():
+    """Prefixes of three lengths, and entries beyond a request's tokens that name others' blocks, or none."""
+    table = torch.tensor([[8, 2, 4, 99], [8, 7, 1, 5], [8, 7, 0, 4], [3, 8, 2, 7]], dtype=torch.int32)
+    last = torch.tensor([2, 3, 2, 0])
+    selected = torch.stack([last * BLOCK + 5, torch.full((4,), 1)], 1).int()
+    order = block_order(selected, table, torch.arange(4), BLOCK, 10).tolist()
+    assert order[:8] == [8, 2, 4, 7, 1, 5, 0, 3]
+    assert sorted(order) == list(range(10))
+    selected[:, -1] = 0
+    assert sorted(block_order(selected, table, torch.arange(4), BLOCK, 10).tolist()) == list(range(10))
 
 
 def test_a_token_that_selects_nothing_is_zero():

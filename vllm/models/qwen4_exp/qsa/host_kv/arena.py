@@ -91,11 +91,12 @@ def workspace_bytes(layer: Any, rows: int) -> int:
 
     Per selected row: its number and its place in a section (int32). Per token: a float32 sum for every head. What
     else is alive for a moment is bounded: slots of 256 tokens (int64, four of them), 12 bytes for each of 262,144
-    groups of the pool; and marks and numbers of the pool, 5 bytes a group, 1.7 MB for a million tokens.
+    groups of the pool; and marks and numbers of the pool, in its order and in the union's, 10 bytes a group, 2.5 MB for a
+    million tokens.
     """
     width = layer.indexer.packed_output_width
     per_token = width * 2 * 4 + layer.num_heads * layer.head_dim * 4
-    return rows * per_token + min(rows, 256) * width * 4 * 8 + (12 << 18) + (2 << 20)
+    return rows * per_token + min(rows, 256) * width * 4 * 8 + (12 << 18) + (4 << 20)
 
 
 def take_arena(layer: Any, output: torch.Tensor) -> None:

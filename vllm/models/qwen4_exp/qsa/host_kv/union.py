@@ -4,12 +4,14 @@
 Every token of a chunk selects rows on its own, up to the indexer's budget of them, and
 neighbours select nearly the same. Read one by one over PCIe, a chunk of 512 tokens would
 take 512 x 2048 rows; what it takes is their union, at most the context. Rows are selected
-in the groups that share a pooled key, so it is a union of groups. They are numbered in the
-order of the pool, so that a section of the union is a range of numbers:
+in the groups that share a pooled key, so it is a union of groups. They are numbered request
+after request and by position, so that a section of the union is a range of numbers, and
+each token's rows ascend as in its selection, wherever the pool has them:
 
-    groups     which ones tokens select             5 9 | 9 5 70 | 70
-    numbers    0, 1, 2 for 5, 9, 70                 0 1 | 1 0  2 | 2
-    sections   of two groups each                   {5, 9}, {70}
+    blocks     of one request, two groups each      4, 2, 35
+    groups     which ones tokens select             9 5 | 9 5 70 | 70
+    numbers    0, 1, 2 for 9, 5, 70                 0 1 | 0 1  2 | 2
+    sections   of two groups each                   {9, 5}, {70}
 
 Nothing here waits for the device, so a chunk can be queued while the one before runs. That
 is why sizes are bounds: what lies beyond the union is masked.
@@ -32,7 +34,7 @@ class Union:
     """The groups of rows that a chunk reads.
 
     Attributes:
-        groups: ``[limit + 1]`` int32, the union in ascending order; beyond it and in the last entry, anything.
+        groups: ``[limit + 1]`` int32, the union in the order of its numbers; beyond it and in the last entry, anything.
         size: ``[]`` int32, how many there are.
         numbers: ``[tokens, width + 1]`` int32, each token's selection in ascending order, row ``r`` of the group with
             number ``n`` as ``n * ratio + r``; BEYOND where there is none, and their number in the last column.
@@ -63,6 +65,36 @@ def selected_slots(
     return torch.where(valid, blocks * block_size + positions % block_size, -1)
 
 
+def block_order(
+    selected: torch.Tensor, block_table: torch.Tensor, token_to_req: torch.Tensor, block_size: int, blocks: int
+) -> torch.Tensor:
+    """``[blocks]`` int64, the pool's blocks: request after request, each one's by position, then those of none.
+
+    Requests that begin alike share blocks, at the same place of each. Such a block is where the first of them has it: the
+    fewer share one, the later it is in all of them, so each one's still ascend.
+
+    Args:
+        selected, block_table, token_to_req, block_size: as of ``selected_slots``. What the table has beyond the last
+            token that a request selects is not looked at.
+        blocks: in the pool.
+    """
+    device, (requests, pages) = selected.device, block_table.shape
+    furthest = torch.full((requests,), -1, dtype=torch.int32, device=device)
+    for begin in range(0, selected.shape[0], _TOKENS):
+        some = slice(begin, begin + _TOKENS)
+        positions = selected[some, :-1]
+        valid = torch.arange(positions.shape[1], device=device) < selected[some, -1:]
+        furthest.scatter_reduce_(
+            0, token_to_req[some].long().clamp_min(0), torch.where(valid, positions, -1).amax(1), "amax"
+        )
+    # Rounding to minus infinity: a request without tokens here has no page.
+    there = torch.arange(pages, device=device) <= furthest.unsqueeze(1).div(block_size, rounding_mode="floor")
+    place = torch.arange(requests * pages, dtype=torch.int32, device=device)
+    first = torch.full((blocks + 1,), BEYOND, dtype=torch.int32, device=device)
+    first.scatter_reduce_(0, torch.where(there, block_table, blocks).flatten().long(), place, "amin")
+    return first[:blocks].argsort()
+
+
 def union_of(
     selected: torch.Tensor,
     block_table: torch.Tensor,
@@ -76,7 +108,7 @@ def union_of(
 
     Args:
         selected, block_table, token_to_req, block_size: as of ``selected_slots``.
-        pool: groups in the pool.
+        pool: groups in the pool, of whole blocks.
         limit: bound of how many different ones there are.
         ratio: rows of a group, which are ``slot // ratio``.
     """
@@ -88,7 +120,12 @@ def union_of(
         slots = selected_slots(selected[some], block_table, token_to_req[some], block_size)
         needed.scatter_(0, torch.where(slots < 0, pool, slots // ratio).flatten(), True)
     needed[pool].fill_(False)
-    number = needed.cumsum(0, dtype=torch.int32) - 1
+    per_block = block_size // ratio
+    order = block_order(selected, block_table, token_to_req, block_size, pool // per_block)
+    ordered = needed[:pool].view(-1, per_block)[order].flatten().cumsum(0, dtype=torch.int32)
+    size = ordered[-1].clone()
+    number = torch.empty(pool, dtype=torch.int32, device=device)
+    number.view(-1, per_block)[order] = ordered.sub_(1).view(-1, per_block)
     groups = torch.empty(limit + 1, dtype=torch.int32, device=device)
     for begin in range(0, pool, _GROUPS):
         some = slice(begin, min(pool, begin + _GROUPS))
@@ -100,7 +137,7 @@ def union_of(
         slots = selected_slots(selected[some], block_table, token_to_req[some], block_size)
         place = number[(slots // ratio).clamp_min(0)] * ratio + slots % ratio
         numbers[some, :-1] = torch.where(slots < 0, BEYOND, place).sort(-1).values
-    return Union(groups, number[pool] + 1, numbers)
+    return Union(groups, size, numbers)
 
 
 def edges_of_sections(numbers: torch.Tensor, size: int, count: int) -> torch.Tensor:
