@@ -194,7 +194,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("out", type=Path)
-    parser.add_argument("seconds", type=float)
+    parser.add_argument("seconds", type=float, help="0 answers the prompts on one stage and ends")
     parser.add_argument("--seed", type=int, default=1, help="another order of the same prompts (default: 1)")
     parser.add_argument("--reference", type=Path, help="answers of one stage; made if the file is not there")
     parser.add_argument("--near-tie", type=float, default=NEAR_TIE, help=f"in nats (default: {NEAR_TIE})")
@@ -218,6 +218,8 @@ def main() -> int:
     alone = [sys.executable, __file__, asked.model, str(asked.out), "0"]
     if not usable(answers):
         references(alone, answers)
+    if not asked.seconds:
+        return 0
     wanted = json.loads(answers.read_text())
     whole = sum(one_stage.decided(answer, asked.near_tie) == len(answer["tokens"]) for answer in wanted)
     result, turned = {}, []
