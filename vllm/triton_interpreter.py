@@ -44,6 +44,15 @@ def switch_on() -> None:
         os.environ.setdefault(_SWITCH, "1")
 
 
+def interprets() -> bool:
+    """Whether kernels that this process defines are interpreted."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
 def cpu_drivers(backends: dict[str, Any], active: list[Any]) -> tuple[list[Any], bool]:
     """The drivers a CPU build may use, and whether Triton can be used at all.
 

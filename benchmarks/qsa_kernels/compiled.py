@@ -5,7 +5,7 @@
 
 Triton makes code for any target; cuobjdump, which comes with it, reports registers and stack, and nvdisasm the
 instructions of the loop over tiles.  Counted is the loop's one large block: instructions that a warp issues for
-`block_n` columns, among them products (HMMA), loads of matrices from shared memory (LDSM) and of single numbers (LDS),
+`block_n` columns, among them products (HMMA, of int8 IMMA), loads of matrices from shared memory (LDSM) and of single numbers (LDS),
 and copies from memory (LDGSTS).
 
 Runs in a process of its own where Triton is interpreted otherwise: `TRITON_INTERPRET=0` is set before it is imported.
@@ -47,8 +47,8 @@ SHARED_LIMIT = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 #: tokens of a block where K/V are in VRAM, and where they are not (issue 7)
 BLOCK_SIZE = 1568
 #: Instructions: products, loads of matrices and numbers from shared memory, copies to it, loads from memory, conversions
-#: of bytes, and what registers did not hold.
-COUNTED = ("HMMA", "LDSM", "LDS", "LDGSTS", "LDG", "I2F", "LDL", "STL")
+#: of integers, bytes moved in registers, and what registers did not hold.
+COUNTED = ("HMMA", "IMMA", "LDSM", "LDS", "LDGSTS", "LDG", "I2F", "I2FP", "PRMT", "LDL", "STL")
 #: What runs, by the kernel that it is an instance of.
 KERNELS = {"decode": kernels.split_kernel, "prefill": kernels.row_kernel, "section": kernels.row_kernel}
 #: The same for every format, and warps.
@@ -154,7 +154,7 @@ def loop(listing: str) -> dict[str, int]:
         Counter(re.findall(r"\*/\s+(?:@!?U?P\w+ )?([A-Z0-9_]+)", block))
         for block in re.split(r"\n(?=\.L)|\bBRA\b", listing)
     ]
-    most = max(names, key=lambda count: count["HMMA"])
+    most = max(names, key=lambda count: count["HMMA"] + count["IMMA"])
     return {"all": sum(most.values())} | {name: most[name] for name in COUNTED}
 
 

@@ -130,6 +130,17 @@ def test_a_nan_key_comes_out_in_its_group(form, prefill):
     assert out[0, :3].isnan().all() and out[0, 3:].isfinite().all()
 
 
+@EACH_FORMAT
+@pytest.mark.parametrize("damage", [torch.nan, torch.inf])
+def test_a_damaged_query_comes_out_in_its_head(form, damage):
+    made = scene(form, [20, 20], width=24)
+    made.q[0, 4, 7] = damage
+    for prefill in (False, True):
+        out = made.call(sparse_paged_attention, prefill)
+        assert out[0, 4].isnan().all()
+        assert out[0, [0, 1, 2, 3, 5]].isfinite().all() and out[1].isfinite().all()
+
+
 def test_large_and_small_numbers_of_int8_rows():
     """Scales over ten orders of magnitude, and queries beyond what fp16 holds."""
     made = scene(INT8, [60, 60], width=WIDTH)

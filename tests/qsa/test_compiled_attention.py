@@ -62,14 +62,26 @@ def test_shared_memory_fits_sm_86(compiled):
 
 
 def test_one_byte_rows_are_neither_loaded_nor_converted_one_by_one(compiled):
-    """What planes and strides known to the compiler are for."""
+    """What pairs of bytes and strides known to the compiler are for."""
     for sample in compiled:
         if sample["kernel"] == "prefill" and sample["format"] != "bf16":
-            loop = sample["loop"]
-            assert loop["I2F"] == 0 < loop["HMMA"]
+            loop, lanes = sample["loop"], sample["warps"] * 32
+            # Integers that become fp32 are sums of products, one a head and column.
+            scores = 16 * sample["block_n"] / lanes if sample["format"] == "int8" else 0
+            assert loop["I2F"] <= scores and loop["I2FP"] <= scores and loop["PRMT"] <= 8
             # Keys and values of a tile, by copies of 16 bytes a lane at most and 4 at least, scales aside.
-            lanes = loop["LDGSTS"] * sample["warps"] * 32
-            assert sample["block_n"] * 512 / 16 <= lanes <= 1.25 * sample["block_n"] * 512 / 4
+            copies = loop["LDGSTS"] * lanes
+            assert sample["block_n"] * 512 / 16 <= copies <= 1.25 * sample["block_n"] * 512 / 4
+            # And from shared memory 512 bytes at a time: 16 heads' queries and probabilities, by every warp, and rows.
+            queries, p = 16 * 512, 16 * 2 * sample["block_n"]
+            assert loop["LDSM"] * 512 == queries + p + 512 * sample["block_n"] / sample["warps"]
+
+
+def test_int8_keys_are_multiplied_as_they_are(compiled):
+    for sample in compiled:
+        if sample["kernel"] in ("decode", "prefill"):
+            products = sample["loop"]["IMMA"] > 0
+            assert products == (sample["format"] == "int8")
 
 
 def test_decode_looks_up_places_before_its_loop(compiled):

@@ -1,4 +1,4 @@
-"""Every code of int8 as an operand, whatever lies beside it in its word."""
+"""Bytes of int8 as operands, whatever lies beside them, and queries in two pieces."""
 
 import pytest
 import torch
@@ -10,38 +10,79 @@ ALL = torch.arange(-128, 128).to(torch.int8)
 
 
 @triton.jit
-def planes_kernel(words, below, out, N: tl.constexpr):
+def planes_kernel(pairs, out, N: tl.constexpr):
     at = tl.arange(0, N)
-    planes = operands.planes(tl.load(words + at)[None, :], operands.sign_bits(below), "int8")
-    for i in tl.static_range(4):
+    planes = operands.planes(tl.load(pairs + at)[None, :], "int8")
+    for i in tl.static_range(2):
         tl.store(out + i * N + at[None, :], planes[i])
 
 
 @triton.jit
-def halves_kernel(words, below, out, N: tl.constexpr):
-    at = tl.arange(0, N)
-    halves = operands.halves(tl.load(words + at)[None, :], operands.sign_bits(below), "int8")
-    twice = tl.arange(0, 2 * N)
-    for i in tl.static_range(2):
-        tl.store(out + i * 2 * N + twice[None, :], halves[i])
+def keys_kernel(rows, out, N: tl.constexpr, DIM: tl.constexpr):
+    row = tl.arange(0, N)
+    keys = operands.load_keys(rows, row * (DIM // 4), row < N, "int8", DIM)
+    tl.store(out + row[:, None] * DIM + tl.arange(0, DIM)[None, :], keys)
 
 
-def operand(x: torch.Tensor) -> torch.Tensor:
-    return (x.float() + 128) * 2.0**-24
+@triton.jit
+def query_kernel(q, upper, lower, units, ROWS: tl.constexpr, DIM: tl.constexpr):
+    row = tl.arange(0, ROWS)
+    pieces, unit = operands.load_query(q, DIM, 0, "int8", ROWS, ROWS, DIM)
+    at = row[:, None] * DIM + tl.arange(0, DIM)[None, :]
+    tl.store(upper + at, pieces[0])
+    tl.store(lower + at, pieces[1])
+    tl.store(units + row, unit)
 
 
-@pytest.mark.parametrize("others", [-128, -1, 0, 127])
-@pytest.mark.parametrize("place", range(4))
-def test_planes_are_bytes(place, others):
-    bytes_ = torch.full((256, 4), others, dtype=torch.int8)
+def query(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the pieces of bf16 ``[rows, dim]`` come to, in float64, and their units."""
+    upper, lower = (torch.zeros(q.shape, dtype=torch.int8) for _ in "ul")
+    units = torch.zeros(len(q))
+    query_kernel[(1,)](q, upper, lower, units, ROWS=len(q), DIM=q.shape[1])
+    return (256 * upper.double() + lower) * units[:, None], units
+
+
+@pytest.mark.parametrize("other", [-128, -1, 0, 127])
+@pytest.mark.parametrize("place", range(2))
+def test_planes_are_bytes(place, other):
+    bytes_ = torch.full((256, 2), other, dtype=torch.int8)
     bytes_[:, place] = ALL
-    out = torch.zeros(4, 256, dtype=torch.float16)
-    planes_kernel[(1,)](bytes_.view(torch.int32).squeeze(1), torch.zeros(1, dtype=torch.int32), out, N=256)
-    assert torch.equal(out.float(), operand(bytes_.T))
+    out = torch.zeros(2, 256, dtype=torch.float16)
+    planes_kernel[(1,)](bytes_.view(torch.int16).squeeze(1), out, N=256)
+    assert torch.equal(out.float(), (bytes_.T.float() + 128) * 2.0**-24)
 
 
-def test_halves_are_even_and_odd_bytes():
-    bytes_ = torch.stack((ALL, ALL.flip(0), ALL.roll(3), ALL.roll(100)), 1)
-    out = torch.zeros(2, 512, dtype=torch.float16)
-    halves_kernel[(1,)](bytes_.contiguous().view(torch.int32).squeeze(1), torch.ones(1, dtype=torch.int32), out, N=256)
-    assert torch.equal(out.float(), operand(torch.stack((bytes_[:, ::2].flatten(), bytes_[:, 1::2].flatten()))))
+def test_keys_stay_as_they_are():
+    rows = torch.stack((ALL, ALL.flip(0)))
+    out = torch.zeros_like(rows)
+    keys_kernel[(1,)](rows.view(torch.int32), out, N=2, DIM=256)
+    assert torch.equal(out, rows)
+
+
+@pytest.mark.parametrize("size", [2.0**-60, 1.0, 2.0**90])
+def test_a_query_keeps_its_bits_near_its_largest_number_and_half_a_unit_below(size):
+    q = torch.randn(16, 64, generator=torch.Generator().manual_seed(0)).bfloat16() * size
+    # Largest numbers of either sign whose mantissa is all ones, and others.
+    q[0, 0], q[1, 0], q[2, 0] = 7.96875 * size, -7.96875 * size, 7.9375 * size
+    got, units = query(q)
+    largest = q.double().abs().amax(1, keepdim=True)
+    power = 2.0 ** largest.log2().floor()
+    assert torch.equal(units.double()[:, None], power * 2.0**-14)
+    error = (got - q.double()).abs() / units.double()[:, None]
+    error[q == 7.96875 * size] -= 0.5
+    assert error.max() <= 0.5
+    near = (q.double().abs() >= power * 2.0**-6) & (q != 7.96875 * size)
+    assert near.any(1).all() and (error[near] == 0).all()
+
+
+@pytest.mark.parametrize("damage", [torch.nan, torch.inf, -torch.inf, 2.0**101])
+def test_a_damaged_query_has_a_unit_that_is_no_number(damage):
+    q = torch.ones(16, 64).bfloat16()
+    q[3, 5] = damage
+    _, units = query(q)
+    assert units.isnan().tolist() == [row == 3 for row in range(16)]
+
+
+def test_a_query_of_zeros_is_zeros():
+    got, units = query(torch.zeros(16, 64).bfloat16())
+    assert (got == 0).all() and units.isfinite().all()

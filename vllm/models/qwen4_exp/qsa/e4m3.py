@@ -34,17 +34,36 @@ SCALE = 144.0
 
 
 @triton.jit
-def halves(words):
-    """int32 words -> bits of fp16, two to a word, of the codes in bytes 0 and 2, and in bytes 1 and 3."""
-    return (
-        ((words << 7) & 0x3F803F80) | ((words << 8) & -0x7FFF8000),
-        ((words >> 1) & 0x3F803F80) | (words & -0x7FFF8000),
-    )
+def apart(pairs, INTERPRETED: tl.constexpr):
+    """int16 of two codes each -> bits of fp16 of the lower and of the upper ones."""
+    if INTERPRETED:
+        lower = ((pairs << 7) & 0x3F80) | ((pairs << 8) & -0x8000)
+        upper = ((pairs >> 1) & 0x3F80) | (pairs & -0x8000)
+        return lower.to(tl.float16, bitcast=True), upper.to(tl.float16, bitcast=True)
+    else:
+        # Two pairs in a register: as numbers of 16 bits the compiler would take them apart first.
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 number, sign;
+            shl.b32 number, $2, 7;
+            shl.b32 sign, $2, 8;
+            and.b32 number, number, 0x3F803F80;
+            lop3.b32 $0, sign, 0x80008000, number, 0xEA;
+            shr.u32 number, $2, 1;
+            and.b32 number, number, 0x3F803F80;
+            lop3.b32 $1, $2, 0x80008000, number, 0xEA;
+            }""",
+            "=r,=r,r",
+            [pairs],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
 
 
 @triton.jit
 def scaled(x):
-    """fp16 of ``halves`` -> the number times ``SCALE``; exact, infinity for NaN."""
+    """fp16 of ``apart`` -> the number times ``SCALE``; exact, infinity for NaN."""
     return x * 36864.0
 
 

@@ -26,7 +26,7 @@ def _dims_of(places, FORM: tl.constexpr, DIM: tl.constexpr):
     if FORM == "bf16":
         return places
     else:
-        return places % (DIM // 4) * 4 + places // (DIM // 4)
+        return places % (DIM // 2) * 2 + places // (DIM // 2)
 
 
 @triton.jit(do_not_specialize=["num_requests"])

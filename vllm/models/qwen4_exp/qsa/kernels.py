@@ -12,7 +12,7 @@ joined from left to right; and decode and prefill are made of the same functions
 
 from vllm.triton_utils import tl, triton
 
-from .operands import load_planes, load_query, sign_bits, store_planes
+from .operands import load_planes, load_query, store_planes
 from .places import extent, places_of
 from .softmax import NOTHING, add_columns, finish, join, no_columns, no_tiles, settled
 
@@ -41,13 +41,12 @@ def split_kernel(
     # was half of all instructions, and every tile would wait for the list and the table.
     token = tl.where(columns < count, token, -1)
     places = places_of(token, table + request * table_request, table_width, num_blocks, LAYOUT)
-    queries, power, bias = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
+    queries, unit_of_query = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
     sums, maximum, each, factors, unit = no_tiles(FORM, BLOCK_M, DIM, BLOCK_N)
-    flip = sign_bits(token_to_req + row)
     for first in tl.range(0, tl.minimum(count - begin, SPLIT), BLOCK_N, num_stages=STAGES):
         place = tl.gather(places, first + tl.arange(0, BLOCK_N), 0)
         sums, maximum, each, factors, unit = add_columns(
-            sums, maximum, each, factors, unit, queries, bias, power * score_scale, flip, place,
+            sums, maximum, each, factors, unit, queries, unit_of_query * score_scale, place,
             keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM,
         )  # fmt: skip
     sums, normaliser = settled(sums, each, factors, unit, FORM)
@@ -102,9 +101,8 @@ def row_kernel(
         sums = load_planes(accumulators, at, DIM, mine, FORM, DIM)
         maximum = tl.load(maxima + at, mask=mine, other=NOTHING)
         normaliser = tl.load(normalisers + at, mask=mine, other=0.0)
-    queries, power, bias = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
+    queries, unit_of_query = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
     part, part_maximum, each, factors, unit = no_tiles(FORM, BLOCK_M, DIM, BLOCK_N)
-    flip = sign_bits(token_to_req + row)
     columns = tl.arange(0, BLOCK_N)
     place = tl.load(places + row * PLACES + begin + columns)
     for first in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
@@ -112,7 +110,7 @@ def row_kernel(
         # A tile ahead, so that no copy of rows waits for their places.
         following = tl.load(places + row * PLACES + after + columns)
         part, part_maximum, each, factors, unit = add_columns(
-            part, part_maximum, each, factors, unit, queries, bias, power * score_scale, flip, place,
+            part, part_maximum, each, factors, unit, queries, unit_of_query * score_scale, place,
             keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM,
         )  # fmt: skip
         place = following

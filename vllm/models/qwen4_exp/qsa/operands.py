@@ -1,36 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stored rows and queries as operands of the matrix units.
 
-The matrix units take fp16 two to a register: two neighbours along the axis that is summed
-over.  Rows of one byte are loaded four bytes at a time, and a mask makes two operands of a
-word, without a conversion: bytes 0 and 2, the *even* dimensions, and bytes 1 and 3, the odd.
+The matrix units take numbers of 16 bits two to a register, and bytes four: neighbours
+along the axis that is summed over, dimensions of keys and columns of values.  One byte
+at a time, an sm_86 would spend as long on loads and conversions as on the products.  So
+rows of one byte are loaded two bytes at a time, ``pairs``: matrices of 16-bit numbers
+can be transposed as they come from shared memory, and a register then holds a pair of
+one row and the same pair of the next.  A mask makes two operands of it, for the even and
+for the odd dimensions.  Rows are two such *planes* therefore; those of bf16 are two as
+well, of dimensions in order, so that there is one algorithm.
 
-*Keys* are summed over dimensions.  They come in two *halves*, even and odd dimensions, whose
-neighbours already share a register.
+**int8 keys** are operands as they are, of the integer products.  A query comes in two
+pieces, ``q = unit * (256 * upper + lower)``, whose products are exact in int32: 2^22 at
+most, times 256, is below 2^31.  ``unit`` is 2^-14 of the power of two below the query's
+largest number, so numbers within 2^-6 of that keep every bit that bf16 has, and what
+others lose is half a unit at most: less than a largest number's own last bit by 2^6.
+(One unit where rounding would leave int8's range: above 127.49 * 256 units.)
 
-*Values* are summed over columns, so neighbours come from two words.  They come in four
-*planes*, dimensions ``i``, ``i + 4``, ``i + 8`` and so on, one for each byte of a word, and
-every plane has an accumulator of its own.
+**int8 values** ``x``, the sign bit flipped, are ``x + 128`` in 0..255.  In the lower half
+of fp16's bits, below an exponent of zero, that reads as ``(x + 128) * 2^-24``, a
+subnormal number, which matrix units take as any other.  What 128 adds to a sum of
+products ``f * x`` is ``128 * sum(f)``, taken off in fp32 (``offset_of``).  It is at most a
+few times as large as the sum of such products with random signs, so a few units of
+fp32's 24 bits go.
 
-bf16 rows come in as many parts, of dimensions in order, so that there is one algorithm.
-(One byte at a time, sm_86 spends 128 single-byte loads and 256 conversions at a quarter of
-the rate on a tile of 64 rows: as long as the products themselves.)
-
-**int8** ``x``, its sign bit flipped, is ``x + 128`` in 0..255.  In the lower half of fp16's
-bits, below an exponent of zero, it reads as ``(x + 128) * 2^-24``, a subnormal number, which
-matrix units take as any other.  What 128 adds to a sum of products ``f * x`` is
-``128 * sum(f)``, taken off in fp32 (``offset_of``).  It is at most a few times
-as large as the sum of such products with random signs, so a few units of fp32's 24 bits go.
-
-**e4m3** is decoded as ``e4m3.py`` says, times 144; NaN is infinity.  A query becomes fp16 by dividing it by a
-power of two near its largest number, which changes no bit of any number within 2^-17 of
-that, whatever the size of the model's norms.
+**e4m3** is decoded as ``e4m3.py`` says, times 144; NaN is infinity.  A query becomes fp16
+by dividing it by a power of two near its largest number, which changes no bit of any
+number within 2^-17 of that, whatever the size of the model's norms.
 """
 
+from vllm.triton_interpreter import interprets
 from vllm.triton_utils import tl, triton
 
-from .e4m3 import halves as e4m3_halves
+from .e4m3 import apart as e4m3_apart
 from .e4m3 import scaled
+
+INTERPRETED = tl.constexpr(interprets())
 
 
 @triton.jit
@@ -47,104 +52,90 @@ def power_below(x):
 
 @triton.jit
 def plane_dims(FORM: tl.constexpr, DIM: tl.constexpr):
-    """Which dimensions each plane of values holds: four times ``[DIM / 4]``."""
-    at = tl.arange(0, DIM // 4)
+    """Which dimensions each plane holds: twice ``[DIM / 2]``."""
+    at = tl.arange(0, DIM // 2)
     if FORM == "bf16":
-        return at, at + DIM // 4, at + DIM // 2, at + DIM // 4 * 3
+        return at, at + DIM // 2
     else:
-        return 4 * at, 4 * at + 1, 4 * at + 2, 4 * at + 3
+        return 2 * at, 2 * at + 1
 
 
 @triton.jit
-def load_keys(base, offsets, valid, flip, FORM: tl.constexpr, DIM: tl.constexpr):
-    """Two halves ``[n, DIM / 2]`` of the keys at ``offsets``; zeros where not ``valid``.
+def load_keys(base, offsets, valid, FORM: tl.constexpr, DIM: tl.constexpr):
+    """Keys at ``offsets`` as ``products`` takes them; zeros where not ``valid``.
 
-    ``base`` points to bf16, or to int32 words of four one-byte numbers; ``flip``: of
-    ``sign_bits``.  What is left to multiply says ``unscale``.
+    ``base`` points to bf16, or to int32 words of four one-byte numbers.
     """
-    there = valid[:, None]
+    if FORM == "int8":
+        pairs = _pairs(base, offsets, valid, DIM)
+        # The same bits: no instruction comes of it.
+        bytes_ = tl.join(pairs.to(tl.int8), (pairs >> 8).to(tl.int8))
+        return tl.reshape(bytes_, (pairs.shape[0], DIM))
+    else:
+        return load_values(base, offsets, valid, FORM, DIM)
+
+
+@triton.jit
+def load_values(base, offsets, valid, FORM: tl.constexpr, DIM: tl.constexpr):
+    """Two planes ``[n, DIM / 2]`` of the values at ``offsets``; else as ``load_keys``.
+
+    What is left to multiply says ``unscale``.
+    """
     if FORM == "bf16":
-        at = (base + tl.arange(0, DIM // 2))[None, :] + offsets[:, None]
+        at, there = (base + tl.arange(0, DIM // 2))[None, :] + offsets[:, None], valid[:, None]
         return tl.load(at, mask=there, other=0), tl.load(at + DIM // 2, mask=there, other=0)
     else:
-        at = (base + tl.arange(0, DIM // 4))[None, :] + offsets[:, None]
-        return halves(tl.load(at, mask=there, other=0), flip, FORM)
+        return planes(_pairs(base, offsets, valid, DIM), FORM)
 
 
 @triton.jit
-def load_values(base, offsets, valid, flip, FORM: tl.constexpr, DIM: tl.constexpr):
-    """Four planes ``[n, DIM / 4]`` of the values at ``offsets``; else as ``load_keys``."""
-    there = valid[:, None]
-    at = (base + tl.arange(0, DIM // 4))[None, :] + offsets[:, None]
-    first = tl.load(at, mask=there, other=0)
-    if FORM == "bf16":
-        return (
-            first,
-            tl.load(at + DIM // 4, mask=there, other=0),
-            tl.load(at + DIM // 2, mask=there, other=0),
-            tl.load(at + DIM // 4 * 3, mask=there, other=0),
+def _pairs(base, offsets, valid, DIM: tl.constexpr):
+    """int16 ``[n, DIM / 2]`` of two bytes each; keys and values in one shape, so that addresses are shared too."""
+    at = (base.to(tl.pointer_type(tl.int16), bitcast=True) + tl.arange(0, DIM // 2))[None, :]
+    return tl.load(at + (2 * offsets)[:, None], mask=valid[:, None], other=0)
+
+
+@triton.jit
+def planes(pairs, FORM: tl.constexpr):
+    """int16 of two bytes each -> fp16 of the lower and of the upper ones."""
+    if FORM == "fp8":
+        lower, upper = e4m3_apart(pairs, INTERPRETED)
+        return scaled(lower), scaled(upper)
+    elif INTERPRETED:
+        lower, upper = (pairs & 0xFF) ^ 0x80, ((pairs >> 8) & 0xFF) ^ 0x80
+        return lower.to(tl.float16, bitcast=True), upper.to(tl.float16, bitcast=True)
+    else:
+        # Two pairs in a register: as numbers of 16 bits the compiler would take them apart first.
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 shifted;
+            lop3.b32 $0, $2, 0x00FF00FF, 0x00800080, 0x6A;
+            shr.u32 shifted, $2, 8;
+            lop3.b32 $1, shifted, 0x00FF00FF, 0x00800080, 0x6A;
+            }""",
+            "=r,=r,r",
+            [pairs],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
         )
+
+
+@triton.jit
+def products(q, k, FORM: tl.constexpr):
+    """``[rows, n]`` in fp32: queries of ``load_query`` by keys of ``load_keys``, in the unit of the former."""
+    if FORM == "int8":
+        keys = tl.trans(k)
+        upper, lower = tl.dot(q[0], keys, out_dtype=tl.int32), tl.dot(q[1], keys, out_dtype=tl.int32)
+        return ((upper << 8) + lower).to(tl.float32)
     else:
-        return planes(first, flip, FORM)
-
-
-@triton.jit
-def sign_bits(numbers):
-    """0x00800080 as ``[1, 1]``, from a pointer to some number below 2^30.
-
-    The compiler must not know it.  Mask and flip are one operation if one of their two
-    constants is in a register, and given two constants it makes two, for every 64 bytes.
-    As a load it can also be moved to where operands are, which a scalar cannot.
-    """
-    return tl.where(tl.load(numbers + tl.zeros((1, 1), tl.int32)) >= 2**30, 0, 0x00800080)
-
-
-@triton.jit
-def _masked(words, flip, FORM: tl.constexpr):
-    """int32 words -> bits of fp16: of bytes 0 and 2, and of bytes 1 and 3."""
-    if FORM == "fp8":
-        return e4m3_halves(words)
-    else:
-        return (words & 0x00FF00FF) ^ flip, ((words >> 8) & 0x00FF00FF) ^ flip
-
-
-@triton.jit
-def halves(words, flip, FORM: tl.constexpr):
-    """int32 words ``[n, w]`` -> fp16 ``[n, 2 w]`` of even and of odd bytes."""
-    even, odd = _masked(words, flip, FORM)
-    return _both(even, FORM), _both(odd, FORM)
-
-
-@triton.jit
-def planes(words, flip, FORM: tl.constexpr):
-    """int32 words -> fp16 of their four bytes, the lowest first."""
-    even, odd = _masked(words, flip, FORM)
-    return _lower(even, FORM), _lower(odd, FORM), _lower(even >> 16, FORM), _lower(odd >> 16, FORM)
-
-
-@triton.jit
-def _both(bits, FORM: tl.constexpr):
-    pair = tl.join(bits.to(tl.int16), (bits >> 16).to(tl.int16))
-    return _number(tl.reshape(pair, (bits.shape[0], 2 * bits.shape[1])), FORM)
-
-
-@triton.jit
-def _lower(bits, FORM: tl.constexpr):
-    return _number(bits.to(tl.int16), FORM)
-
-
-@triton.jit
-def _number(bits, FORM: tl.constexpr):
-    x = bits.to(tl.float16, bitcast=True)
-    if FORM == "fp8":
-        return scaled(x)
-    else:
-        return x
+        # Two sums rather than one: a product waits for the one before it.
+        return tl.dot(q[0], tl.trans(k[0])) + tl.dot(q[1], tl.trans(k[1]))
 
 
 @triton.jit
 def unscale(FORM: tl.constexpr):
-    """What operands leave to multiply, of keys and of values."""
+    """What planes leave to multiply."""
     if FORM == "fp8":
         return 1.0 / 144.0
     elif FORM == "int8":
@@ -155,7 +146,7 @@ def unscale(FORM: tl.constexpr):
 
 @triton.jit
 def offset_of(factors):
-    """What the 128 in int8 operands ``[.., n]`` adds to products with ``factors`` ``[rows, n]``, to be added: ``[rows]``."""
+    """What the 128 in int8 planes ``[.., n]`` adds to products with ``factors`` ``[rows, n]``, to be added: ``[rows]``."""
     return tl.sum(factors.to(tl.float32), axis=1) * (-128.0 / 16777216.0)
 
 
@@ -163,29 +154,40 @@ def offset_of(factors):
 def load_query(
     base, stride_head, first_head, FORM: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, DIM: tl.constexpr
 ):
-    """One row's queries of one group, as keys are: two halves ``[BLOCK_M, DIM / 2]``.
+    """One row's queries of one group, as ``products`` takes them.
 
-    Also the power of two, ``[BLOCK_M]``, that each query was divided by, and what has to
-    be added to its products with keys.
+    Also their unit, ``[BLOCK_M]``: by what their products with keys are to be multiplied.
     """
     heads = tl.arange(0, BLOCK_M)
-    at = base + ((first_head + heads) * stride_head)[:, None]
     mine = (heads < GROUP)[:, None]
-    bias = tl.zeros((BLOCK_M,), tl.float32)
-    if FORM == "bf16":
+    at = base + ((first_head + heads) * stride_head)[:, None]
+    if FORM == "int8":
+        return _pieces(tl.load(at + tl.arange(0, DIM)[None, :], mask=mine, other=0.0))
+    elif FORM == "bf16":
         half = tl.arange(0, DIM // 2)[None, :]
         q = tl.load(at + half, mask=mine, other=0.0), tl.load(at + half + DIM // 2, mask=mine, other=0.0)
-        return q, tl.full((BLOCK_M,), 1.0, tl.float32), bias
+        return q, tl.full((BLOCK_M,), 1.0, tl.float32)
     else:
-        # In whole rows until the last step, when a row is eight neighbours of each lane of a warp: its largest and
-        # its sum take five exchanges. Loaded as halves, every second number, they took most of a thousand
-        # instructions, a quarter of all that a program of decode had.
+        # In whole rows until the last step, when a row is eight neighbours of each lane of a warp: its largest takes
+        # five exchanges, and several hundred instructions where every second number is loaded.
         whole = tl.load(at + tl.arange(0, DIM)[None, :], mask=mine, other=0.0).to(tl.float32)
         power, inverse = power_below(tl.max(tl.abs(whole), axis=1))
         whole = (whole * inverse[:, None]).to(tl.float16)
-        if FORM == "int8":
-            bias = offset_of(whole)
-        return tl.split(tl.reshape(whole, (BLOCK_M, DIM // 2, 2))), power, bias
+        return tl.split(tl.reshape(whole, (BLOCK_M, DIM // 2, 2))), power * unscale(FORM)
+
+
+@triton.jit
+def _pieces(q):
+    """bf16 ``[rows, DIM]`` -> ``(upper, lower)`` int8, and ``unit`` ``[rows]``: NaN if a number is none, or above 2^101."""
+    # As integers infinity is above all numbers, and NaN above infinity.
+    largest = tl.max((q.to(tl.int16, bitcast=True) & 0x7FFF).to(tl.int32) << 16, axis=1)
+    power, inverse = power_below(largest.to(tl.float32, bitcast=True))
+    # Beside 1.5 * 2^23, fp32's last place is one: the adder rounds, and lower bits are the integer.
+    number = q.to(tl.float32) * (inverse * 16384.0)[:, None] + 12582912.0
+    number = tl.minimum(number.to(tl.int32, bitcast=True) - 0x4B400000, 32639)
+    lower = number.to(tl.int8)
+    upper = ((number - lower.to(tl.int32)) >> 8).to(tl.int8)
+    return (upper, lower), tl.where(largest < 228 << 23, power * (1.0 / 16384.0), float("nan"))
 
 
 @triton.jit
@@ -196,8 +198,6 @@ def load_planes(base, rows, stride, there, FORM: tl.constexpr, DIM: tl.constexpr
     return (
         tl.load(at + dims[0][None, :], mask=there, other=0.0),
         tl.load(at + dims[1][None, :], mask=there, other=0.0),
-        tl.load(at + dims[2][None, :], mask=there, other=0.0),
-        tl.load(at + dims[3][None, :], mask=there, other=0.0),
     )
 
 
@@ -208,5 +208,3 @@ def store_planes(base, rows, stride, there, planes, FORM: tl.constexpr, DIM: tl.
     at, there = base + (rows * stride)[:, None], there[:, None]
     tl.store(at + dims[0][None, :], planes[0], mask=there)
     tl.store(at + dims[1][None, :], planes[1], mask=there)
-    tl.store(at + dims[2][None, :], planes[2], mask=there)
-    tl.store(at + dims[3][None, :], planes[3], mask=there)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The running softmax: a state, more columns added to it, two states joined, the end.
 
-A state of some columns of one row is ``sums``, the sums of ``p * value`` in four planes
+A state of some columns of one row is ``sums``, the sums of ``p * value`` in two planes
 of dimensions (``operands.py``), ``maximum``, the largest score, and ``normaliser``, the
 sum of ``p``, with ``p = 2^(score - maximum)``.  Scores carry a factor of log2(e),
 because the hardware has ``2^x``.
@@ -11,7 +11,7 @@ from vllm.triton_utils import tl, triton
 
 from . import state
 from .e4m3 import infinite_to_nan
-from .operands import load_keys, load_values, offset_of, power_below, unscale
+from .operands import load_keys, load_values, offset_of, power_below, products, unscale
 
 NOTHING = tl.constexpr(state.NOTHING)
 
@@ -19,8 +19,8 @@ NOTHING = tl.constexpr(state.NOTHING)
 @triton.jit
 def no_columns(ROWS: tl.constexpr, DIM: tl.constexpr):
     """The state of no columns at all."""
-    zeros = tl.zeros((ROWS, DIM // 4), tl.float32)
-    return (zeros, zeros, zeros, zeros), tl.full((ROWS,), NOTHING, tl.float32), tl.zeros((ROWS,), tl.float32)
+    zeros = tl.zeros((ROWS, DIM // 2), tl.float32)
+    return (zeros, zeros), tl.full((ROWS,), NOTHING, tl.float32), tl.zeros((ROWS,), tl.float32)
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def no_tiles(FORM: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_N:
     """``no_columns``, as tiles are added to it: see ``add_columns``."""
     sums, maximum, _ = no_columns(ROWS, DIM)
     each = tl.zeros((ROWS, BLOCK_N), tl.float32)
-    return sums, maximum, each, each, tl.full((), 2.0**-100 if FORM == "int8" else 1.0, tl.float32)
+    return sums, maximum, each, each, tl.full((ROWS,), 2.0**-100 if FORM == "int8" else 1.0, tl.float32)
 
 
 @triton.jit
@@ -37,21 +37,21 @@ def settled(sums, each, factors, unit, FORM: tl.constexpr):
     normaliser = tl.sum(each, axis=1)
     if FORM == "int8":
         less = offset_of(factors)[:, None]
-        sums = sums[0] + less, sums[1] + less, sums[2] + less, sums[3] + less
+        sums = sums[0] + less, sums[1] + less
     elif FORM == "fp8":
-        sums = infinite_to_nan(sums[0]), infinite_to_nan(sums[1]), infinite_to_nan(sums[2]), infinite_to_nan(sums[3])
-    return times(sums, unit * unscale(FORM)), normaliser
+        sums = infinite_to_nan(sums[0]), infinite_to_nan(sums[1])
+    return times(sums, (unit * unscale(FORM))[:, None]), normaliser
 
 
 @triton.jit
 def times(planes, factor):
     """Every plane, multiplied."""
-    return planes[0] * factor, planes[1] * factor, planes[2] * factor, planes[3] * factor
+    return planes[0] * factor, planes[1] * factor
 
 
 @triton.jit
 def add_columns(
-    sums, maximum, each, factors, unit, q, bias, score_scale, flip, place, keys, values, key_scales, value_scales, kv_head,
+    sums, maximum, each, factors, unit, q, score_scale, place, keys, values, key_scales, value_scales, kv_head,
     FORM: tl.constexpr, LAYOUT: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """The state of some tiles, with the columns that lie at ``place`` (``places.py``).
@@ -61,9 +61,8 @@ def add_columns(
     and ``factors``, those that int8 values were multiplied with.  Sums are in ``unit``.
 
     Args:
-        q, bias: of ``load_query``.
-        score_scale: ``[rows]``; by which products of queries and stored keys become scores.
-        flip: of ``sign_bits``.
+        q: of ``load_query``.
+        score_scale: ``[rows]``; by which ``products`` of queries and stored keys become scores.
         LAYOUT: a ``launch.Layout``.  Strides are compile-time constants: from them the
             compiler knows how many bytes it may load at once.  A multiple of 16, all
             that it is told about variables, is not what rows of 520 bytes have.
@@ -72,29 +71,33 @@ def add_columns(
     # What is not there is never read: an unused page may hold NaN, and zero times NaN is NaN.
     valid = place >= 0
     at = place.to(tl.int64) * LAYOUT.unit
-    k = load_keys(keys + kv_head * LAYOUT.key_head + LAYOUT.key_shift, at, valid, flip, FORM, DIM)
-    v = load_values(values + kv_head * LAYOUT.value_head + LAYOUT.value_shift, at, valid, flip, FORM, DIM)
+    k = load_keys(keys + kv_head * LAYOUT.key_head + LAYOUT.key_shift, at, valid, FORM, DIM)
+    v = load_values(values + kv_head * LAYOUT.value_head + LAYOUT.value_shift, at, valid, FORM, DIM)
 
-    scores = tl.dot(q[0], tl.trans(k[0]), acc=tl.broadcast_to(bias[:, None], (q[0].shape[0], k[0].shape[0])))
-    scores = tl.dot(q[1], tl.trans(k[1]), acc=scores) * (score_scale * unscale(FORM))[:, None]
+    scores = products(q, k, FORM) * score_scale[:, None]
+    largest_scale = unit
     if FORM == "int8":
         at += kv_head * LAYOUT.scale_head
         scores = scores * tl.load(key_scales + at, mask=valid, other=0.0)[None, :]
-        value_scale = tl.load(value_scales + at, mask=valid, other=0.0)
-    if FORM == "fp8":
-        scores = infinite_to_nan(scores)
-    scores = tl.where(valid[None, :], scores, NOTHING)
-    raised = tl.maximum(maximum, tl.max(scores, axis=1))
-    fade = tl.math.exp2(maximum - raised)
-    p = tl.where(valid[None, :], tl.math.exp2(scores - raised[:, None]), 0.0)
-    fade = fade[:, None]
+        scores = tl.where(valid[None, :], scores, 2 * NOTHING)
+        value_scale = tl.broadcast_to(tl.load(value_scales + at, mask=valid, other=0.0)[None, :], scores.shape)
+        # One reduction for both: warps wait for each other once.
+        largest, largest_scale = tl.split(tl.max(tl.join(scores, value_scale), axis=1))
+    else:
+        if FORM == "fp8":
+            scores = infinite_to_nan(scores)
+        scores = tl.where(valid[None, :], scores, 2 * NOTHING)
+        largest = tl.max(scores, axis=1)
+    raised = tl.maximum(maximum, largest)
+    fade = tl.math.exp2(maximum - raised)[:, None]
+    p = tl.math.exp2(scores - raised[:, None])
     each = tl.math.fma(each, tl.broadcast_to(fade, each.shape), p)
     if FORM == "int8":
         # A value's scale goes to its probability. Over a power of two that no scale so
         # far exceeds twice, the product fits fp16 at fp16's full precision.
-        grown, inverse = power_below(tl.maximum(unit, tl.max(value_scale, axis=0)))
-        p = p * (value_scale * inverse)[None, :]
-        fade = fade * (unit * inverse)
+        grown, inverse = power_below(tl.maximum(unit, largest_scale))
+        p = p * (value_scale * inverse[:, None])
+        fade = fade * (unit * inverse)[:, None]
         unit = grown
     p = p.to(v[0].dtype)
     if FORM == "int8":
@@ -103,8 +106,6 @@ def add_columns(
     sums = (
         tl.dot(p, v[0], acc=sums[0]),
         tl.dot(p, v[1], acc=sums[1]),
-        tl.dot(p, v[2], acc=sums[2]),
-        tl.dot(p, v[3], acc=sums[3]),
     )
     return sums, raised, each, factors, unit
 
@@ -120,8 +121,6 @@ def join(sums, maximum, normaliser, more, more_maximum, more_normaliser):
     sums = (
         tl.math.fma(sums[0], fade, more[0]),
         tl.math.fma(sums[1], fade, more[1]),
-        tl.math.fma(sums[2], fade, more[2]),
-        tl.math.fma(sums[3], fade, more[3]),
     )
     return sums, raised, normaliser
 
@@ -133,8 +132,6 @@ def finish(sums, normaliser, value_scale, gate, OUT: tl.constexpr):
     return (
         gated(sums[0] * share, gate[0], OUT),
         gated(sums[1] * share, gate[1], OUT),
-        gated(sums[2] * share, gate[2], OUT),
-        gated(sums[3] * share, gate[3], OUT),
     )
 
 
