@@ -89,7 +89,7 @@ def claimed(samples: list[dict]) -> list[record.Claim]:
             pairs.setdefault(key, {})[row["what"]] = row[field]
         if row["part"] == "write" and row["format"] == "bf16" and row["what"] == "upstream" and field in row:
             pairs.setdefault(key, {})["upstream"] = row[field]
-        if row["part"] == "write" and row["format"] == "int8" and row["what"] == "both launches" and field in row:
+        if row["part"] == "write" and row["format"] == "int8" and row["what"] == "both parts" and field in row:
             pairs.setdefault(key, {})["ours"] = row[field]
     for (part, context, requests, rows, tokens), times in pairs.items():
         if {"upstream", "ours"} <= times.keys():

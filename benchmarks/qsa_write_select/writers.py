@@ -1,6 +1,6 @@
-"""From the projections to the caches: upstream's one launch, and the two that take its place.
+"""From the projections to the caches: upstream's launch, and the one that takes its place.
 
-What an additional launch costs is `both launches` minus `upstream` for bf16, at one token, in a graph.
+`both parts` writes what upstream's writes, index and main cache; `ours alone` the main cache.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Step:
 
     def both(self, cache: torch.Tensor, form: KVFormat) -> Callable:
         """What a layer calls for a cache that upstream's kernel cannot write."""
-        ours = partial(prepare, form, self.widths.head_dim, write.norm_rope_gate_write, qsa_prepare)
+        ours = partial(prepare, form, self.widths.head_dim)
         return partial(ours, *self.index, main_kv_cache=cache.transpose(1, 2), **self.main, **self.options)
 
     def alone(self, cache: torch.Tensor, form: KVFormat, module=write) -> Callable:
@@ -148,6 +148,6 @@ def measure(tokens: list[int], widths: Widths, device: str, rate: float | None, 
                 yield row | {"what": "upstream"} | timed(step.upstream(cache), device, moved + step.index_bytes(), rate)
             cache = step.cache(form)
             both = timed(step.both(cache, form), device, moved + step.index_bytes(), rate)
-            yield row | {"what": "both launches"} | both
+            yield row | {"what": "both parts"} | both
             alone = timed(step.alone(cache, form), device, moved, rate)
             yield row | {"what": "ours alone"} | alone | differences(step, form)

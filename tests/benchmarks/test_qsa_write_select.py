@@ -59,8 +59,8 @@ def test_speed_is_claimed_beside_upstreams(ours, holds):
         select_rows | {"what": "upstream", "graph_microseconds": 10.0},
         select_rows | {"what": "ours", "graph_microseconds": ours},
         write_rows | {"what": "upstream", "format": "bf16", "graph_microseconds": 10.0},
-        write_rows | {"what": "both launches", "format": "int8", "graph_microseconds": ours},
-        write_rows | {"what": "both launches", "format": "bf16", "graph_microseconds": 99.0},
+        write_rows | {"what": "both parts", "format": "int8", "graph_microseconds": ours},
+        write_rows | {"what": "both parts", "format": "bf16", "graph_microseconds": 99.0},
     ]
     speed = [claim for claim in benchmark.claimed(samples) if claim.unit == "times upstream's"]
     assert [(claim.value, claim.holds) for claim in speed] == [(ours / 10, holds)] * 2

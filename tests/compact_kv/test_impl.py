@@ -21,46 +21,71 @@ def cache_of(cache_dtype, blocks=3):
     return torch.zeros(blocks, KV_HEADS, PAGE, form.content(WIDTH), dtype=form.dtype)
 
 
-def test_prepare_writes_the_main_cache_and_leaves_the_index_to_upstream():
+@pytest.fixture
+def launches(monkeypatch):
+    """Launches of the kernel before attention, which does not run: programs, arguments by name, constants."""
+    import vllm.models.qwen4_exp.nvidia.model  # noqa: F401  the kernel's module cannot be imported first
+    from vllm.models.qwen4_exp.compact_kv import one_launch
+
+    seen, names = [], one_launch.prepare_kernel.arg_names
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *given, num_warps, **constants: seen.append((grid[0], dict(zip(names, given)), constants))
+
+    monkeypatch.setattr(one_launch, "prepare_kernel", Kernel())
+    return seen
+
+
+def index_of(tokens: int, positions, table, projected=None) -> tuple:
+    """Upstream's positional arguments: an indexer of two heads, whose groups are of four tokens."""
+    rows = torch.zeros(tokens, 3 * WIDTH).bfloat16() if projected is None else projected
+    slots, starts = torch.full((tokens,), -1), torch.tensor([0, tokens], dtype=torch.int32)
+    norm = torch.ones(WIDTH).bfloat16()
+    state, compressed = (torch.zeros(2, size, WIDTH).bfloat16() for size in (8, PAGE))
+    query = torch.zeros(tokens, 2, WIDTH).bfloat16()
+    return (
+        *rows.split((2 * WIDTH, WIDTH), dim=1), positions, table, norm, norm, 1e-6, query, state, slots,
+        torch.zeros(1, 1, dtype=torch.int32), starts, torch.arange(tokens), compressed, slots,
+        torch.tensor([[-1, 0]], dtype=torch.int32),
+    )  # fmt: skip
+
+
+def test_one_launch_has_upstreams_index_and_our_main_part(launches):
     """Upstream's launcher derives heads from shapes: it has to see none of the main attention's."""
-    calls = {}
-    positions, table = torch.arange(3), torch.zeros(8, WIDTH)
-    index = (torch.zeros(3, 8), torch.zeros(3, 8), positions, table, "norms and side caches")
-
-    def write_main(qkv, *rest, **keywords):
-        calls["main"] = (qkv, *rest), keywords
-        return "query", "gate"
-
-    def upstream(*arguments, main_qkv, main_kv_cache, main_slot_mapping, **keywords):
-        kv_heads = main_kv_cache.shape[2]
-        calls["heads"] = main_qkv.shape[1] // (2 * (main_kv_cache.shape[-1] // 2)) - kv_heads, kv_heads
-        assert arguments == index and main_qkv.shape[0] == 3 and main_qkv.stride(-1) == 1
-        assert main_kv_cache.dtype == torch.bfloat16 and keywords["compress_ratio"] == 4
-
+    positions, table = torch.arange(3), torch.zeros(8, WIDTH // 2)
     qkv = torch.zeros(3, 2 * (HEADS + KV_HEADS) * WIDTH).bfloat16()
     # As the indexer passes an fp8 cache.
     bound = cache_of("fp8").transpose(1, 2).view(torch.float8_e4m3fn)
     slots = torch.tensor([4, 5, -1])
-    keywords = dict(
+    index = index_of(3, positions, table)
+    query, gate = prepare(
+        FP8,
+        WIDTH,
+        *index,
         compress_ratio=4,
         mrope_section=None,
         rope_pos_offset=None,
         main_qkv=qkv,
-        main_q_norm_weight="q norm",
-        main_k_norm_weight="k norm",
-        main_eps=1e-6,
+        main_q_norm_weight=torch.ones(WIDTH),
+        main_k_norm_weight=torch.ones(WIDTH),
+        main_eps=1e-5,
         main_kv_cache=bound,
         main_slot_mapping=slots,
         main_k_scale=0.5,
         main_v_scale=0.25,
     )
-    assert prepare(FP8, WIDTH, write_main, upstream, *index, **keywords) == ("query", "gate")
-    assert calls["heads"] == (0, 0)
-    (given_qkv, given_positions, given_table, q_norm, k_norm, eps, keys, values, given_slots), options = calls["main"]
-    assert given_qkv is qkv and given_positions is positions and given_table is table and given_slots is slots
-    assert (q_norm, k_norm, eps, options["k_scale"], options["v_scale"]) == ("q norm", "k norm", 1e-6, 0.5, 0.25)
+    ((programs, given, constants),) = launches
+    # One group of keys, and two heads of three tokens by two and two.
+    assert given["index_programs"] == 1 + 2 and programs == 3 + 3 * (HEADS + KV_HEADS)
+    assert query.shape == gate.shape == (3, HEADS, WIDTH) and given["query_ptr"] is query and given["gate_ptr"] is gate
+    assert given["q_ptr"] is index[0] and given["num_tokens"] == 3 and given["eps"] == 1e-6
+    assert given["qkv_ptr"] is qkv and given["positions_ptr"] is positions and given["slots_ptr"] is slots
+    assert (given["main_eps"], given["k_scale"], given["v_scale"]) == (1e-5, 0.5, 0.25)
+    keys, values = given["keys_ptr"], given["values_ptr"]
     assert keys.shape == values.shape == (3, PAGE, KV_HEADS, WIDTH) and keys.dtype == torch.uint8
     assert values.data_ptr() - keys.data_ptr() == WIDTH and keys.data_ptr() == bound.data_ptr()
+    assert (constants["HQ"], constants["MAIN_Q_HEADS"], constants["MAIN_KV_HEADS"]) == (2, HEADS, KV_HEADS)
 
 
 class Upstream:
@@ -125,14 +150,26 @@ def test_scales_of_a_layer_are_for_fp8_alone(built):
     assert built("int8_per_token_head", Kernels.OURS)._layer_scales(layer) == (1.0, 1.0)
 
 
-def layer_of(*, fused: bool, mrope: tuple[int, ...] | None = None, index_width: int = 0):
+def layer_of(*, fused: bool, mrope: tuple[int, ...] | None = None, beside: bool = False):
     """What a warm-up reads of a sparse layer."""
     table = torch.zeros(8, WIDTH // 2)
     norm = SimpleNamespace(weight=torch.ones(WIDTH).bfloat16(), variance_epsilon=1e-6)
     return SimpleNamespace(
         use_fused_qsa_prepare=fused,
-        fuse_indexer_projection=bool(index_width),
-        index_qk_size=index_width,
+        fuse_indexer_projection=beside,
+        indexer=SimpleNamespace(
+            index_n_heads=2,
+            index_kv_heads=1,
+            index_head_dim=WIDTH,
+            indexer_dtype=torch.bfloat16,
+            compress_ratio=4,
+            q_layernorm=norm,
+            k_layernorm=norm,
+            raw_key_cache=SimpleNamespace(
+                kv_cache=torch.zeros(2, 8, WIDTH).bfloat16(), rope_position_offset=None, rope_position_cache=None
+            ),
+            compressed_key_cache=SimpleNamespace(kv_cache=torch.zeros(2, PAGE, WIDTH).bfloat16()),
+        ),
         rotary_emb=SimpleNamespace(cos_sin_cache=table, **({"mrope_section": mrope} if mrope else {})),
         q_norm=norm,
         k_norm=norm,
@@ -141,63 +178,60 @@ def layer_of(*, fused: bool, mrope: tuple[int, ...] | None = None, index_width: 
     )
 
 
-SHAPE = {"num_query_heads": HEADS, "selection_width": 11}
+SHAPE = {"num_query_heads": HEADS, "selection_width": 11, "state_table": torch.zeros(4, 1, dtype=torch.int32)}
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_warming_up_touches_nothing(built, fused):
-    impl = built("int8_per_token_head", Kernels.OURS)
-    cache = cache_of("int8_per_token_head")
+def test_warming_up_touches_nothing(monkeypatch, fused):
+    monkeypatch.setattr(module, "choose", lambda name: (kv_format(name), Kernels.OURS))
+    impl = module.own_impl(Upstream)(
+        HEADS, WIDTH, 1.0, KV_HEADS, None, None, "int8_per_token_head", None, "decoder", None
+    )
+    impl.attend = reference.sparse_paged_attention
+    cache, layer = cache_of("int8_per_token_head"), layer_of(fused=fused)
     views(cache, INT8, WIDTH).key_scales[:] = torch.nan
-    before = cache.clone()
-    said = warm_up(impl, cache, torch.zeros(4, 1, dtype=torch.int32), layer=layer_of(fused=fused), **SHAPE)
-    assert torch.equal(cache, before)
+    kept = (cache, layer.indexer.raw_key_cache.kv_cache, layer.indexer.compressed_key_cache.kv_cache)
+    before = [tensor.clone().view(torch.uint8) for tensor in kept]
+    said = warm_up(impl, cache, torch.zeros(4, 1, dtype=torch.int32), layer=layer, **SHAPE)
+    assert all(torch.equal(tensor.view(torch.uint8), was) for tensor, was in zip(kept, before))
     assert said == (f"int8 {'fused ' if fused else ''}write", "int8 decode", "int8 prefill")
 
 
-def compiled_for(arguments, constants) -> list:
+def compiled_for(launch) -> list:
     """What Triton compiles a launch apart by: types, addresses and whole numbers as far as it looks at them."""
+    _, given, constants = launch
+    unspecialised = ("num_tokens", "num_state_blocks", "num_compressed_blocks", "num_k_work", "index_programs")
 
     def seen(value):
         if isinstance(value, torch.Tensor):
             return value.dtype, value.data_ptr() % 16 == 0
         return (value == 1, value % 16 == 0) if isinstance(value, int) else type(value)
 
-    return [*map(seen, arguments), constants]
+    return [*(seen(value) for name, value in given.items() if name not in unspecialised), constants]
 
 
 @pytest.mark.parametrize("mrope", [None, (2, 1, 1)])
-@pytest.mark.parametrize("index_width", [0, 48])
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("cache_dtype", ["auto", "fp8", "int8_per_token_head"])
-def test_the_writer_of_requests_is_compiled(monkeypatch, cache_dtype, index_width, mrope):
-    """A request's launch, as the indexer makes it through `prepare`, is one that the warm-up has made before."""
-    from vllm.models.qwen4_exp.qsa import write
-
-    launches = []
-
-    class Kernel:
-        def __getitem__(self, grid):
-            return lambda *arguments, **constants: launches.append(compiled_for(arguments, constants))
-
-    monkeypatch.setattr(write, "_norm_rope_gate_write_kernel", Kernel())
-    monkeypatch.setattr(write, "_write_rows_kernel", None)
+def test_the_writer_of_requests_is_compiled(monkeypatch, launches, cache_dtype, beside, mrope):
+    """A request's launch, as the indexer makes it, is one that the warm-up has made before."""
     monkeypatch.setattr(module, "choose", lambda name: (kv_format(name), Kernels.OURS))
     impl = module.own_impl(Upstream)(HEADS, WIDTH, 1.0, KV_HEADS, None, None, cache_dtype, None, "decoder", None)
     monkeypatch.setattr(impl, "attend", lambda *arguments, **keywords: None)
-    layer, cache = layer_of(fused=True, mrope=mrope, index_width=index_width), cache_of(cache_dtype)
+    layer, cache = layer_of(fused=True, mrope=mrope, beside=beside), cache_of(cache_dtype)
     impl.warm_up(cache, torch.zeros(4, 1, dtype=torch.int32), layer=layer, **SHAPE)
     assert len(launches) == 1
 
-    projected = torch.zeros(5, 2 * (HEADS + KV_HEADS) * WIDTH + index_width).bfloat16()
+    width = 2 * (HEADS + KV_HEADS) * WIDTH
+    projected = torch.zeros(5, width + 3 * WIDTH * beside).bfloat16()
     positions = torch.zeros(3, 65, dtype=torch.int64) if mrope else torch.zeros(64, dtype=torch.int64)
-    prepare(
-        impl.form,
-        WIDTH,
-        impl.write_packed,
-        lambda *index, **keywords: None,
-        *(projected, projected, positions[..., :5], layer.rotary_emb.cos_sin_cache),
+    table = layer.rotary_emb.cos_sin_cache
+    impl.prepare(
+        *index_of(5, positions[..., :5], table, projected[:, width:] if beside else None),
+        compress_ratio=4,
         mrope_section=mrope,
-        main_qkv=projected[:, : 2 * (HEADS + KV_HEADS) * WIDTH],
+        rope_pos_offset=None,
+        main_qkv=projected[:, :width],
         main_q_norm_weight=layer.q_norm.weight,
         main_k_norm_weight=layer.k_norm.weight,
         main_eps=layer.q_norm.variance_epsilon,
@@ -206,7 +240,7 @@ def test_the_writer_of_requests_is_compiled(monkeypatch, cache_dtype, index_widt
         main_k_scale=layer._k_scale_float,
         main_v_scale=layer._v_scale_float,
     )
-    assert launches[1] == launches[0]
+    assert compiled_for(launches[1]) == compiled_for(launches[0])
 
 
 @pytest.mark.parametrize("cache_dtype", ["auto", "fp8", "int8_per_token_head"])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ARCHS = (80, 86, 89, 90)
-#: A kernel that is compiled for every card with other constants, and upstream's, whose own concern cards are.
-FEWER = {"fused, bf16": (86,), "rows, int8": (86, 90), "indexer alone": (86, 90), "indexer alone, e4m3": (86, 90)}
+#: A kernel that is compiled for every card with other constants.
+FEWER = {"fused, bf16": (86,), "rows, int8": (86, 90), "fused, int8, e4m3": (86, 90)}
 #: A kernel that takes other warps on a card.
 WARPS = {(f"scores of a prompt{keys}", 90): {"warps": 4} for keys in ("", ", e4m3")}
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
@@ -42,29 +42,28 @@ SCORE = (
 )
 COUNT = {"logits_ptr": "*bf16", "counts_ptr": "*i32", "stride": "I32", "vocab_size": "I32"}
 SELECT = pointers("i32", "keys run_tops visible out") | integers("I32", "stride_keys stride_tops stride_out")
-FUSED = pointers("bf16", "qkv cos_sin q_weight k_weight q_out gate_out") | {"positions_ptr": "*i64", "eps": "fp32"}
-FUSED |= integers("I32", "stride_qkv") | integers("i32", "stride_pos_axis stride_pos_token")
+FUSED = pointers("bf16", "qkv main_cos_sin q_weight k_weight query gate")
+FUSED |= {"positions_ptr": "*i64", "main_eps": "fp32"} | integers("I32", "stride_qkv")
+FUSED |= integers("i32", "stride_pos_axis stride_pos_token index_programs")
 ROWS = pointers("bf16", "key value") | integers(
     "I32", "stride_key_token stride_key_head stride_value_token stride_value_head"
 )
 SCORE_CONSTANTS = dict(PAGE=392, HEADS=4, DIM=128, BUDGET=512, BLOCK_N=64, RUN=8)
-# Upstream's kernel for the indexer alone: no main heads, which its main part has to compile with.
+# Upstream's kernel for the indexer alone, in a launch with ours: no main heads, which its main part has to compile with.
 INDEXER = (
-    pointers("bf16", "q k cos_sin q_norm_weight k_norm_weight q_out state_cache compressed_cache main_qkv")
-    | pointers("bf16", "main_q_norm_weight main_k_norm_weight main_q_out main_gate_out main_cache")
-    | pointers("i64", "pos state_slots logical_positions compressed_slots main_slots")
+    pointers("bf16", "q k cos_sin q_norm_weight k_norm_weight q_out state_cache compressed_cache")
+    | pointers("i64", "pos state_slots logical_positions compressed_slots")
     | pointers("i32", "state_table query_start_loc k_work_metadata")
     | integers("I32", "q_stride_token k_stride_token q_out_stride_token q_out_stride_head state_cache_stride_block")
     | integers("I32", "state_cache_stride_token compressed_cache_stride_block compressed_cache_stride_token")
     | integers("i32", "pos_stride_axis pos_stride_token state_table_stride_req num_tokens num_state_blocks")
-    | integers("i32", "num_compressed_blocks num_k_work main_qkv_stride_token main_cache_stride_block")
-    | integers("i32", "main_cache_stride_token main_cache_stride_head")
-    | dict.fromkeys(("eps", "main_eps", "main_k_scale", "main_v_scale"), "fp32")
+    | integers("i32", "num_compressed_blocks num_k_work")
+    | {"eps": "fp32"}
 )
 INDEXER_CONSTANTS = dict(HQ=4, D=128, TILE_T_Q=2, TILE_H_Q=2, COMPRESS_RATIO=4, STATE_SIZE=4, COMP_PAGE_SIZE=392)
 INDEXER_CONSTANTS |= dict(IS_2D_POSITIONS=False, IS_K_MROPE=False, CACHE_HAS_ROPE_POS=False, MROPE_H=0, MROPE_W=0)
-INDEXER_CONSTANTS |= dict(MAIN_HQ=0, MAIN_HK=0, MAIN_D=256, MAIN_PAGE_SIZE=1)
-FUSED_CONSTANTS = dict(BLOCK_SIZE=1568, D=256, ROTARY=64, Q_HEADS=24, KV_HEADS=2, AXES=3, SECTION_H=11, SECTION_W=10)
+FUSED_CONSTANTS = dict(MAIN_BLOCK_SIZE=1568, MAIN_D=256, MAIN_ROTARY=64, MAIN_Q_HEADS=24, MAIN_KV_HEADS=2, MAIN_AXES=3)
+FUSED_CONSTANTS |= dict(MAIN_SECTION_H=11, MAIN_SECTION_W=10) | INDEXER_CONSTANTS
 
 
 def cases() -> dict[str, dict]:
@@ -84,22 +83,21 @@ def cases() -> dict[str, dict]:
         "512 of 2,048": ("qsa.select._select_kernel", SELECT, dict(RUN=8, BUDGET=512, RUNS=256, HELD=256), 1),
         "512 of 65,536": ("qsa.select._select_kernel", SELECT, dict(RUN=8, BUDGET=512, RUNS=8192, HELD=512), 4),
         "logits that are no numbers": (f"{SAMPLE}.damaged_logits._count_kernel", COUNT, dict(PART=8192), 4),
-        "indexer alone": ("nvidia.ops.qsa_prepare._qsa_prepare_kernel", INDEXER, INDEXER_CONSTANTS, 1),
         "rows, int8": ("qsa.write._write_rows_kernel", ROWS | CACHE, dict(BLOCK_SIZE=1568, D=256, KIND=2), 1),
     }
     for name, number, storage in (("bf16", 0, "bf16"), ("fp8", 1, "u8"), ("int8", 2, "i8")):
-        types = FUSED | CACHE | pointers(storage, "keys values")
+        types = INDEXER | FUSED | CACHE | pointers(storage, "keys values")
         found[f"fused, {name}"] = (
-            "qsa.write._norm_rope_gate_write_kernel",
+            "compact_kv.one_launch.prepare_kernel",
             types,
-            FUSED_CONSTANTS | dict(KIND=number),
+            FUSED_CONSTANTS | dict(MAIN_KIND=number),
             1,
         )
     # Index keys in e4m3: scores read words, the indexer writes bytes.
     for name, types in (
         ("scores of a decode", pointers("i32", "q k_cache")),
         ("scores of a prompt", pointers("i32", "q k_cache")),
-        ("indexer alone", pointers("u8", "q_out compressed_cache")),
+        ("fused, int8", pointers("u8", "q_out compressed_cache")),
     ):
         kernel, bf16, *rest = found[name]
         found[f"{name}, e4m3"] = (kernel, bf16 | types, *rest)

@@ -9,7 +9,6 @@ from vllm.models.qwen4_exp.compact_kv.prepare import prepare
 from vllm.models.qwen4_exp.nvidia import model  # noqa: F401  before its parts: they import each other
 from vllm.models.qwen4_exp.nvidia.ops.qsa_prepare import qsa_prepare as upstream
 from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, views
-from vllm.models.qwen4_exp.qsa.write import norm_rope_gate_write
 from vllm.models.qwen4_exp.qsa.write_reference import quantized_rows
 
 TOKENS, RATIO, PAGE, D, Q_HEADS, KV_HEADS = 5, 4, 16, 128, 2, 2
@@ -80,7 +79,7 @@ def test_both_parts_equal_upstreams(form, axes):
     want_cache = bound(BF16)
     want = run(upstream, given, theirs, want_cache)
     cache = bound(form)
-    both = partial(prepare, form, D, norm_rope_gate_write, upstream)
+    both = partial(prepare, form, D)
     got = run(both, given, ours, cache.view(torch.float8_e4m3fn) if form is FP8 else cache)
     for name, tensor in theirs.items():
         assert torch.equal(tensor.view(torch.uint8), ours[name].view(torch.uint8)), name

@@ -34,14 +34,12 @@ class PagedQSA:
     Attributes:
         head_size: width of a key
         form: how K/V are stored
-        write, write_packed, attend: functions of ../qsa, or of their signatures; `write_packed` is
-            `norm_rope_gate_write`
+        write, attend: functions of ../qsa, or of their signatures
     """
 
     head_size: int
     form: KVFormat
     write: Callable
-    write_packed: Callable
     attend: Callable
 
     def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
@@ -116,9 +114,9 @@ def own_impl(gpu_impl: type) -> type:
             self.ours = kernels is Kernels.OURS
             if self.ours:
                 from ..qsa.attention import sparse_paged_attention
-                from ..qsa.write import norm_rope_gate_write, write_rows
+                from ..qsa.write import write_rows
 
-                self.write, self.write_packed, self.attend = write_rows, norm_rope_gate_write, sparse_paged_attention
+                self.write, self.attend = write_rows, sparse_paged_attention
 
         def do_kv_cache_update(self, *args, **kwargs) -> None:
             base = PagedQSA if self.ours else gpu_impl
@@ -130,18 +128,29 @@ def own_impl(gpu_impl: type) -> type:
 
         def prepare(self, *index, **keywords) -> tuple[torch.Tensor, torch.Tensor]:
             """As upstream's ``qsa_prepare``: index keys, and the main query, gate and cache write."""
-            from ..nvidia.ops.qsa_prepare import qsa_prepare
-
             # Index queries and keys of one byte: the kernel encodes them where it sees bytes.
             index = tuple(codes(argument) for argument in index)
-            if not self.ours:
-                return qsa_prepare(*index, **keywords)
-            return prepare(self.form, self.head_size, self.write_packed, qsa_prepare, *index, **keywords)
-
-        def warm_up(self, kv_cache: torch.Tensor, block_table: torch.Tensor, *, layer: Any, **shape: int) -> object:
-            """As upstream's ``warmup_qsa_sparse_paged_attention``, of ``layer``; returns something for the log."""
             if self.ours:
-                return warm_up(self, kv_cache, block_table, layer=layer, **shape)
+                return prepare(self.form, self.head_size, *index, **keywords)
+            from ..nvidia.ops.qsa_prepare import qsa_prepare
+
+            return qsa_prepare(*index, **keywords)
+
+        def warm_up(
+            self,
+            kv_cache: torch.Tensor,
+            block_table: torch.Tensor,
+            *,
+            layer: Any,
+            state_table: torch.Tensor,
+            **shape: int,
+        ) -> object:
+            """As upstream's ``warmup_qsa_sparse_paged_attention``, of ``layer``; returns something for the log.
+
+            ``state_table`` is the block table of the indexer's raw keys.
+            """
+            if self.ours:
+                return warm_up(self, kv_cache, block_table, layer=layer, state_table=state_table, **shape)
             from ..nvidia.ops.qsa import warmup_qsa_sparse_paged_attention
 
             return warmup_qsa_sparse_paged_attention(kv_cache, block_table, **shape)

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..qsa.formats import KVFormat, KVViews, views
+from ..qsa.formats import KVFormat, views
 
 if TYPE_CHECKING:
     from .impl import PagedQSA
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 def prepare(
     form: KVFormat,
     head_size: int,
-    write_main: Callable,
-    upstream_prepare: Callable,
     *index: object,
     main_kv_cache: torch.Tensor,
     main_k_scale: float,
@@ -31,22 +28,24 @@ def prepare(
     mrope_section: tuple[int, int, int] | None,
     **options: object,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two launches in place of upstream's one, whose cache write knows neither int8 nor e4m3 below sm_89.
+    """As upstream's `qsa_prepare`, in one launch, with the main cache in a format that it may not know.
 
     Args:
         form: of the main cache
         head_size: of the main keys
-        write_main: `norm_rope_gate_write` of ../qsa
-        upstream_prepare: upstream's `qsa_prepare`. It runs without main heads, which leaves the index queries and keys.
-        index: its positional arguments, positions and the table of cosines and sines the third and fourth
+        index: upstream's positional arguments, positions and the table of cosines and sines the third and fourth
         main_kv_cache: `[blocks, block_size, kv_heads, content]`, of any dtype of a byte where the format is fp8
         options: its other keywords
 
     Returns the main query and gate, `[tokens, heads, head_size]`.
     """
+    from ..nvidia.ops.qsa_prepare import qsa_prepare
+    from ..qsa.write import packed_launch
+    from .one_launch import BesideMain
+
     positions, cos_sin = index[2:4]
     cache = views(main_kv_cache.transpose(1, 2).view(form.dtype), form, head_size)
-    main = write_main(
+    query, gate, main = packed_launch(
         main_qkv,
         positions,
         cos_sin,
@@ -56,13 +55,14 @@ def prepare(
         cache.keys,
         cache.values,
         main_slot_mapping,
-        mrope_section=mrope_section,
-        key_scales=cache.key_scales,
-        value_scales=cache.value_scales,
-        k_scale=main_k_scale,
-        v_scale=main_v_scale,
+        mrope_section,
+        cache.key_scales,
+        cache.value_scales,
+        main_k_scale,
+        main_v_scale,
     )
-    upstream_prepare(
+    # Without main heads upstream's function prepares a launch of the index alone.
+    qsa_prepare(
         *index,
         mrope_section=mrope_section,
         main_qkv=main_qkv[:, :0],
@@ -73,9 +73,10 @@ def prepare(
         main_slot_mapping=main_slot_mapping,
         main_k_scale=1.0,
         main_v_scale=1.0,
+        kernel=BesideMain(main),
         **options,
     )
-    return main
+    return query, gate
 
 
 def warm_up(
@@ -84,6 +85,7 @@ def warm_up(
     block_table: torch.Tensor,
     *,
     layer: Any,
+    state_table: torch.Tensor,
     num_query_heads: int,
     selection_width: int,
 ) -> tuple[str, ...]:
@@ -91,18 +93,19 @@ def warm_up(
 
     Args:
         layer: one of the sparse layers; decides which writer requests go through
+        state_table: block table of its indexer's raw keys
 
     Returns what was compiled, for the log.
     """
     cache = impl._views(kv_cache)
     device, heads = kv_cache.device, cache.keys.shape[2]
     scales = {"key_scales": cache.key_scales, "value_scales": cache.value_scales}
-    nowhere = torch.full((1,), -1, dtype=torch.int64, device=device)
     if layer.use_fused_qsa_prepare:
         writer = "fused write"
-        _write_packed(impl, layer, cache, nowhere, num_query_heads, scales)
+        _prepare_nothing(impl, layer, kv_cache, state_table, num_query_heads)
     else:
         writer = "write"
+        nowhere = torch.full((1,), -1, dtype=torch.int64, device=device)
         rows = torch.zeros(1, heads, impl.head_size, dtype=torch.bfloat16, device=device)
         impl.write(rows, rows, cache.keys, cache.values, nowhere, **scales)
     query = torch.zeros(1, num_query_heads, impl.head_size, dtype=torch.bfloat16, device=device)
@@ -125,31 +128,56 @@ def warm_up(
     return tuple(f"{impl.form.name} {kernel}" for kernel in (writer, "decode", "prefill"))
 
 
-def _write_packed(
-    impl: PagedQSA, layer: Any, cache: KVViews, slots: torch.Tensor, num_query_heads: int, scales: dict[str, Any]
+def _prepare_nothing(
+    impl: PagedQSA, layer: Any, kv_cache: torch.Tensor, state_table: torch.Tensor, num_query_heads: int
 ) -> None:
-    """The writer that `prepare` calls, on a projection that lies as the layer's does.
+    """`impl.prepare`, as the indexer calls it, for one token that no cache keeps and that ends no group.
 
-    Triton compiles for a stride of one, a multiple of 16 and any other apart: the projection's row is as long as it is
-    with the indexer's beside it, and positions of three axes lie in rows of an odd length, as the runner keeps them.
+    Triton compiles for a stride of one, a multiple of 16 and any other apart: rows of the projection are as long as they
+    are with the indexer's beside it, and positions of three axes lie in rows of an odd length, as the runner keeps them.
     """
-    width = 2 * (num_query_heads + cache.keys.shape[2]) * impl.head_size
-    beside = layer.index_qk_size if layer.fuse_indexer_projection else 0
-    qkv = torch.zeros(1, width + beside, dtype=torch.bfloat16, device=slots.device)[:, :width]
+    indexer, device = layer.indexer, kv_cache.device
+    width = 2 * (num_query_heads + kv_cache.shape[1]) * impl.head_size
+    of_queries = indexer.index_n_heads * indexer.index_head_dim
+    beside = of_queries + indexer.index_kv_heads * indexer.index_head_dim
+
+    def numbers(*values: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    projected = torch.zeros(1, width + beside, dtype=torch.bfloat16, device=device)
+    qkv, index = projected.split((width, beside), dim=1)
+    if not layer.fuse_indexer_projection:
+        qkv, index = qkv.contiguous(), index.contiguous()
     section = getattr(layer.rotary_emb, "mrope_section", None)
-    positions = torch.zeros(3, 17, dtype=torch.int64, device=slots.device)[:, :1]
-    impl.write_packed(
-        qkv,
+    positions = torch.zeros(3, 17, dtype=torch.int64, device=device)[:, :1]
+    raw = indexer.raw_key_cache
+    query = torch.empty(1, indexer.index_n_heads, indexer.index_head_dim, dtype=indexer.indexer_dtype, device=device)
+    impl.prepare(
+        index[:, :of_queries],
+        index[:, of_queries:],
         positions if section else positions[0],
         layer.rotary_emb.cos_sin_cache,
-        layer.q_norm.weight,
-        layer.k_norm.weight,
-        layer.q_norm.variance_epsilon,
-        cache.keys,
-        cache.values,
-        slots,
+        indexer.q_layernorm.weight,
+        indexer.k_layernorm.weight,
+        indexer.q_layernorm.variance_epsilon,
+        query,
+        raw.kv_cache,
+        numbers(-1),
+        state_table[:1],
+        numbers(0, 1, dtype=torch.int32),
+        numbers(0),
+        indexer.compressed_key_cache.kv_cache,
+        numbers(-1),
+        numbers(-1, 0, dtype=torch.int32).unsqueeze(0),
+        compress_ratio=indexer.compress_ratio,
         mrope_section=section,
-        k_scale=layer._k_scale_float,
-        v_scale=layer._v_scale_float,
-        **scales,
+        rope_pos_offset=raw.rope_position_offset if raw.rope_position_cache is not None else None,
+        main_qkv=qkv,
+        main_q_norm_weight=layer.q_norm.weight,
+        main_k_norm_weight=layer.k_norm.weight,
+        main_eps=layer.q_norm.variance_epsilon,
+        main_kv_cache=kv_cache.transpose(1, 2),
+        main_slot_mapping=numbers(-1),
+        main_k_scale=layer._k_scale_float,
+        main_v_scale=layer._v_scale_float,
     )

@@ -16,6 +16,8 @@ Pointers are bytes or bf16 on every card: e4m3 is encoded in arithmetic, because
 Triton has no fp8 pointer below sm_89.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from vllm.triton_utils import tl, triton
@@ -126,8 +128,8 @@ def _write_rows_kernel(
     )
 
 
-@triton.jit
-def _norm_rope_gate_write_kernel(
+@triton.jit(do_not_specialize=["first_program"])
+def norm_rope_gate_write_kernel(
     qkv_ptr,
     positions_ptr,
     cos_sin_ptr,
@@ -143,6 +145,7 @@ def _norm_rope_gate_write_kernel(
     slots_ptr,
     k_scale,
     v_scale,
+    first_program,
     stride_qkv,
     stride_pos_axis,
     stride_pos_token,
@@ -169,9 +172,11 @@ def _norm_rope_gate_write_kernel(
     KIND: tl.constexpr,
 ):
     # A row of qkv: [query, gate] for every query head, then all keys, then all values.
+    # Programs before the first have other work: compact_kv/one_launch.py calls this in a kernel of its own.
     HALF: tl.constexpr = ROTARY // 2
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    program = tl.program_id(0) - first_program
+    token = (program // (Q_HEADS + KV_HEADS)).to(tl.int64)
+    head = program % (Q_HEADS + KV_HEADS)
     dims = tl.arange(0, triton.next_power_of_2(D))
     mask = dims < D
     is_key = head >= Q_HEADS
@@ -351,52 +356,57 @@ def norm_rope_gate_write(
     ValueError where shapes or dtypes do not fit, as ``write_rows`` does.
 
     """
+    query, gate, launch = packed_launch(
+        qkv, positions, cos_sin, q_weight, k_weight, eps, keys, values, slots, mrope_section, key_scales, value_scales,
+        k_scale, v_scale,
+    )  # fmt: skip
+    if launch.programs:
+        norm_rope_gate_write_kernel[(launch.programs,)](*launch.arguments(0), **launch.constants, num_warps=1)
+    return query, gate
+
+
+class PackedLaunch(NamedTuple):
+    """Of ``norm_rope_gate_write_kernel``: programs, and arguments around ``first_program``."""
+
+    programs: int
+    before: tuple
+    after: tuple
+    constants: dict[str, int]
+
+    def arguments(self, first_program: int) -> tuple:
+        return *self.before, first_program, *self.after
+
+
+def packed_launch(
+    qkv: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor,
+    eps: float, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor,
+    mrope_section: tuple[int, int, int] | None, key_scales: torch.Tensor | None, value_scales: torch.Tensor | None,
+    k_scale: float, v_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, PackedLaunch]:  # fmt: skip
+    """Query and gate as ``norm_rope_gate_write`` returns them, not yet written, and the launch that writes them."""
     check_write(keys, values, key_scales, value_scales, slots)
     q_heads = packed_heads(qkv, positions, cos_sin, keys, slots, mrope_section)
     tokens, kv_heads, head_dim = slots.shape[0], *keys.shape[2:]
     query = qkv.new_empty(tokens, q_heads, head_dim)
     gate = torch.empty_like(query)
-    if not tokens:
-        return query, gate
     three_axes = positions.ndim == 2
     _, height, width = mrope_section or (0, 0, 0)
     k_scales, k_strides = _scale_arguments(key_scales, keys)
     v_scales, v_strides = _scale_arguments(value_scales, values)
-    _norm_rope_gate_write_kernel[(tokens, q_heads + kv_heads)](
-        qkv,
-        positions,
-        cos_sin,
-        q_weight,
-        k_weight,
-        eps,
-        query,
-        gate,
-        keys,
-        values,
-        k_scales,
-        v_scales,
-        slots,
-        k_scale,
+    before = (
+        qkv, positions, cos_sin, q_weight, k_weight, eps, query, gate, keys, values, k_scales, v_scales, slots, k_scale,
         v_scale,
-        qkv.stride(0),
-        positions.stride(0) if three_axes else 0,
-        positions.stride(-1),
-        *keys.stride()[:3],
-        *values.stride()[:3],
-        *k_strides,
-        *v_strides,
-        BLOCK_SIZE=keys.shape[1],
-        D=head_dim,
-        ROTARY=cos_sin.shape[1],
-        Q_HEADS=q_heads,
-        KV_HEADS=kv_heads,
-        AXES=3 if three_axes else 1,
-        SECTION_H=height,
-        SECTION_W=width,
-        KIND=_KINDS[keys.dtype],
-        num_warps=1,
-    )
-    return query, gate
+    )  # fmt: skip
+    after = (
+        qkv.stride(0), positions.stride(0) if three_axes else 0, positions.stride(-1), *keys.stride()[:3],
+        *values.stride()[:3], *k_strides, *v_strides,
+    )  # fmt: skip
+    constants = {
+        "BLOCK_SIZE": keys.shape[1], "D": head_dim, "ROTARY": cos_sin.shape[1], "Q_HEADS": q_heads,
+        "KV_HEADS": kv_heads, "AXES": 3 if three_axes else 1, "SECTION_H": height, "SECTION_W": width,
+        "KIND": _KINDS[keys.dtype],
+    }  # fmt: skip
+    return query, gate, PackedLaunch(tokens * (q_heads + kv_heads), before, after, constants)
 
 
-__all__ = ["norm_rope_gate_write", "write_rows"]
+__all__ = ["PackedLaunch", "norm_rope_gate_write", "norm_rope_gate_write_kernel", "packed_launch", "write_rows"]
