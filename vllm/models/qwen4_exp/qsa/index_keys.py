@@ -13,7 +13,7 @@ import torch
 
 from vllm.triton_utils import tl, triton
 
-from .e4m3 import LARGEST, encode
+from .e4m3 import LARGEST, encode, scaled
 
 #: Numbers of the narrowest row that is read as words: each half of it makes a product of its own, and the matrix units
 #: take 16 numbers at a time.
@@ -30,6 +30,20 @@ def as_stored(x, pointer):
         return encode(tl.where(tl.abs(number) < _INF, number, float("nan")))
     else:
         return x
+
+
+@triton.jit
+def halves(words):
+    """int32 words ``[n, w]`` of four codes each -> fp16 ``[n, 2 w]`` of the even and of the odd ones, as ``e4m3.scaled``."""
+    even = ((words << 7) & 0x3F803F80) | ((words << 8) & -0x7FFF8000)
+    odd = ((words >> 1) & 0x3F803F80) | (words & -0x7FFF8000)
+    return _apart(even), _apart(odd)
+
+
+@triton.jit
+def _apart(pairs):
+    both = tl.join(pairs.to(tl.int16), (pairs >> 16).to(tl.int16))
+    return scaled(tl.reshape(both, (pairs.shape[0], 2 * pairs.shape[1])).to(tl.float16, bitcast=True))
 
 
 def rounded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

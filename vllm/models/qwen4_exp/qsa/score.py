@@ -22,8 +22,7 @@ from vllm.platforms import current_platform
 from vllm.triton_utils import tl, triton
 
 from .e4m3 import infinite_to_nan
-from .index_keys import words
-from .operands import halves
+from .index_keys import halves, words
 
 BLOCK_N = 64
 # Columns that share a top. For n columns and a budget of b the selection holds n / RUN tops, then b * RUN columns: of
@@ -53,7 +52,7 @@ def _load_queries(base, there, DIM: tl.constexpr):
     if base.dtype.element_ty == tl.int32:
         word = tl.arange(0, triton.next_power_of_2(DIM // 4))
         at = base[:, None] + word[None, :]
-        even, odd = halves(tl.load(at, mask=there[:, None] & (word < DIM // 4)[None, :], other=0), 0, "fp8")
+        even, odd = halves(tl.load(at, mask=there[:, None] & (word < DIM // 4)[None, :], other=0))
         return tl.trans(even), tl.trans(odd)
     else:
         dim = tl.arange(0, max(16, triton.next_power_of_2(DIM)))
@@ -71,7 +70,7 @@ def _products(base, there, query, DIM: tl.constexpr, EVICTION: tl.constexpr):
             other=0,
             eviction_policy=EVICTION,
         )
-        even, odd = halves(codes, 0, "fp8")
+        even, odd = halves(codes)
         product = tl.dot(even, query[0], out_dtype=tl.float32)
         return infinite_to_nan(tl.dot(odd, query[1], acc=product))
     else:
