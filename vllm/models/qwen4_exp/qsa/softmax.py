@@ -14,6 +14,8 @@ from .e4m3 import infinite_to_nan
 from .operands import load_keys, load_values, offset_of, power_below, products, unscale
 
 NOTHING = tl.constexpr(state.NOTHING)
+# Columns of the smallest product.
+ALIKE = tl.constexpr(8)
 
 
 @triton.jit
@@ -27,8 +29,8 @@ def no_columns(ROWS: tl.constexpr, DIM: tl.constexpr):
 def no_tiles(FORM: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr):
     """``no_columns``, as tiles are added to it: see ``add_columns``."""
     sums, maximum, _ = no_columns(ROWS, DIM)
-    each = tl.zeros((ROWS, BLOCK_N), tl.float32)
-    return sums, maximum, each, each, tl.full((ROWS,), 2.0**-100 if FORM == "int8" else 1.0, tl.float32)
+    each, factors = tl.zeros((ROWS, BLOCK_N), tl.float32), tl.zeros((ROWS, ALIKE), tl.float32)
+    return sums, maximum, each, factors, tl.full((ROWS,), 2.0**-100 if FORM == "int8" else 1.0, tl.float32)
 
 
 @triton.jit
@@ -56,9 +58,10 @@ def add_columns(
 ):  # fmt: skip
     """The state of some tiles, with the columns that lie at ``place`` (``places.py``).
 
-    What is only summed up in the end stays apart for every column of a tile, since warps
-    wait for each other in every sum over columns: ``each``, whose sum is the normaliser,
-    and ``factors``, those that int8 values were multiplied with.  Sums are in ``unit``.
+    Warps wait for each other in every sum over columns.  So what is summed up in the end
+    stays apart for every column of a tile: ``each``, whose sum is the normaliser.  And the
+    sum of ``factors``, those that int8 values were multiplied with, is a product with ones,
+    ``ALIKE`` times the same number.  Sums are in ``unit``.
 
     Args:
         q: of ``load_query``.
@@ -74,23 +77,24 @@ def add_columns(
     k = load_keys(keys + kv_head * LAYOUT.key_head + LAYOUT.key_shift, at, valid, FORM, DIM)
     v = load_values(values + kv_head * LAYOUT.value_head + LAYOUT.value_shift, at, valid, FORM, DIM)
 
-    scores = products(q, k, FORM) * score_scale[:, None]
-    largest_scale = unit
+    scores, largest_scale = products(q, k, FORM), unit
     if FORM == "int8":
         at += kv_head * LAYOUT.scale_head
         scores = scores * tl.load(key_scales + at, mask=valid, other=0.0)[None, :]
-        scores = tl.where(valid[None, :], scores, 2 * NOTHING)
+        scores = tl.where(valid[None, :], scores, -float("inf"))
         value_scale = tl.broadcast_to(tl.load(value_scales + at, mask=valid, other=0.0)[None, :], scores.shape)
         # One reduction for both: warps wait for each other once.
         largest, largest_scale = tl.split(tl.max(tl.join(scores, value_scale), axis=1))
     else:
         if FORM == "fp8":
             scores = infinite_to_nan(scores)
-        scores = tl.where(valid[None, :], scores, 2 * NOTHING)
+        scores = tl.where(valid[None, :], scores, -float("inf"))
         largest = tl.max(scores, axis=1)
-    raised = tl.maximum(maximum, largest)
+    raised = tl.maximum(maximum, largest * score_scale)
     fade = tl.math.exp2(maximum - raised)[:, None]
-    p = tl.math.exp2(scores - raised[:, None])
+    # Scaled here, where it costs nothing.
+    score_scale = tl.broadcast_to(score_scale[:, None], scores.shape)
+    p = tl.math.exp2(tl.math.fma(scores, score_scale, tl.broadcast_to(-raised[:, None], scores.shape)))
     each = tl.math.fma(each, tl.broadcast_to(fade, each.shape), p)
     if FORM == "int8":
         # A value's scale goes to its probability. Over a power of two that no scale so
@@ -101,7 +105,8 @@ def add_columns(
         unit = grown
     p = p.to(v[0].dtype)
     if FORM == "int8":
-        factors = tl.math.fma(factors, tl.broadcast_to(fade, factors.shape), p.to(tl.float32))
+        # Numbers beside them in the matrix units' tile come for nothing.
+        factors = tl.dot(p, tl.full((p.shape[1], ALIKE), 1.0, tl.float16), acc=factors * fade)
     sums = times(sums, fade)
     sums = (
         tl.dot(p, v[0], acc=sums[0]),
