@@ -11,7 +11,7 @@ def capacity_table() -> str:
     """By stages and memory; a request holds state blocks beside those of its tokens."""
     heads = (
         "cards", "layers", "KV cache a card", "block", "tokens, one request", "requests of 262,144",
-        "host memory, bf16", "int8", "tokens with K/V on the GPUs",
+        "host memory, bf16", "int8", "tokens with K/V on the GPUs", "tokens, index keys in fp8",
     )  # fmt: skip
     rows = [
         (
@@ -24,6 +24,7 @@ def capacity_table() -> str:
             f"{s['host_gib_bf16']:.1f} GiB",
             f"{s['host_gib_int8']:.1f} GiB",
             f"{s['tokens_in_vram']:,}",
+            f"{s['tokens_fp8_index_keys']:,}",
         )
         for s in read(FOLDER / "host-kv-capacity.json")["samples"]
     ]

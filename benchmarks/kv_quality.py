@@ -33,12 +33,16 @@ SHAPE = {"num_hidden_layers": 12}
 #: Long for this model's budget of 64 tokens, so that nearly all positions choose what they read.
 PROMPTS, LENGTH = 8, 512
 CHUNK = 128
+INDEX_KEYS = {"indexer_kv_dtype": "fp8"}
 #: name in the table -> what differs from bf16 K/V, chunks of CHUNK tokens and one request at a time
 RUNS = {
     "bf16": {},
     FLOOR: {"max_num_batched_tokens": 96, "together": True},
     "int8_per_token_head": {"kv_cache_dtype": "int8_per_token_head"},
     "fp8": {"kv_cache_dtype": "fp8"},
+    "bf16, index keys in fp8": {"attention_config": INDEX_KEYS},
+    "int8, index keys in fp8": {"kv_cache_dtype": "int8_per_token_head", "attention_config": INDEX_KEYS},
+    "fp8, index keys in fp8": {"kv_cache_dtype": "fp8", "attention_config": INDEX_KEYS},
     "fp8, first sparse layer in bf16": {"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["3"]},
 }
 BASE = next(iter(RUNS))

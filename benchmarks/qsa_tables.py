@@ -74,18 +74,27 @@ def _selection(record: dict) -> Iterator[str]:
     by: dict[tuple, dict[str, dict]] = {}
     for row in record["samples"]:
         if row["part"] == "select" and "graph_microseconds" in row:
-            by.setdefault((row["rows"], row["requests"], row["context"]), {})[row["what"]] = row
-    rows = [
-        [
-            f"{number * requests:,}", f"{context:,}",
-            f"{found['upstream']['graph_microseconds']:,.1f}", f"{found['ours']['graph_microseconds']:,.1f}",
-            f"{found['ours']['graph_microseconds'] / found['upstream']['graph_microseconds']:.2f}",
-            f"{found['ours']['floor_microseconds']:,.1f}",
-        ]
-        for (number, requests, context), found in sorted(by.items())
-        if {"upstream", "ours"} <= found.keys()
-    ]  # fmt: skip
-    yield table(["rows", "context", "scores and selection, upstream", "ours", "ours / upstream", "memory floor"], rows)
+            case = (row.get("keys", "bf16"), row["rows"], row["requests"], row["context"])
+            by.setdefault(case, {})[row["what"]] = row
+    rows = []
+    for (keys, number, requests, context), found in sorted(by.items()):
+        if "ours" not in found or ("upstream" not in found and keys == "bf16"):
+            continue
+        theirs, ours = found.get("upstream", {}).get("graph_microseconds"), found["ours"]["graph_microseconds"]
+        beside = [f"{theirs:,.1f}", f"{ours:,.1f}", f"{ours / theirs:.2f}"] if theirs else ["–", f"{ours:,.1f}", "–"]
+        rows.append(
+            [keys, f"{number * requests:,}", f"{context:,}", *beside, f"{found['ours']['floor_microseconds']:,.1f}"]
+        )
+    heads = [
+        "index keys",
+        "rows",
+        "context",
+        "scores and selection, upstream",
+        "ours",
+        "ours / upstream",
+        "memory floor",
+    ]
+    yield table(heads, rows)
     writes: dict[int, dict[tuple[str, str], float]] = {}
     for row in record["samples"]:
         if row["part"] == "write":

@@ -31,6 +31,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--users", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--chunk", type=int, default=2048, help="tokens of a prompt's step")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 256, 2048], help="of the writer")
+    parser.add_argument(
+        "--keys", nargs="+", choices=selection.KEYS, default=list(selection.KEYS), help="index keys to select by"
+    )
     parser.add_argument("--budget", type=int, default=2048)
     parser.add_argument("--vocabulary", type=int, default=248_320)
     parser.add_argument("--page", type=int, default=392, help="compressed keys in a block")
@@ -45,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     widths = writers.Widths(q_heads=2, head_dim=128, block=16) if args.narrow else writers.Widths()
     sizes = (args.contexts, args.users, args.chunk, args.longest, args.budget, args.page)
     cases = {
-        "select": selection.measure(*sizes, device, rate, args.tries),
+        "select": selection.measure(*sizes, device, rate, args.tries, args.keys),
         "write": writers.measure(args.tokens, widths, device, rate, capability >= (8, 9)),
         "guard": guard.measure(args.users, args.vocabulary, device, rate),
     }
@@ -84,17 +87,17 @@ def claimed(samples: list[dict]) -> list[record.Claim]:
     field = "graph_microseconds"
     pairs = {}
     for row in samples:
-        key = tuple(row.get(k) for k in ("part", "context", "requests", "rows", "tokens"))
+        key = tuple(row.get(k) for k in ("part", "context", "requests", "rows", "tokens", "keys"))
         if row["part"] in ("select", "guard") and field in row:
             pairs.setdefault(key, {})[row["what"]] = row[field]
         if row["part"] == "write" and row["format"] == "bf16" and row["what"] == "upstream" and field in row:
             pairs.setdefault(key, {})["upstream"] = row[field]
         if row["part"] == "write" and row["format"] == "int8" and row["what"] == "both parts" and field in row:
             pairs.setdefault(key, {})["ours"] = row[field]
-    for (part, context, requests, rows, tokens), times in pairs.items():
+    for (part, context, requests, rows, tokens, keys), times in pairs.items():
         if {"upstream", "ours"} <= times.keys():
             where = {
-                "select": f"{requests} x {rows} rows at {context}",
+                "select": f"{requests} x {rows} rows at {context}{', keys in fp8' if keys == 'fp8' else ''}",
                 "write": f"{tokens} tokens, int8 over bf16",
                 "guard": f"{rows} rows",
             }[part]
@@ -105,7 +108,7 @@ def claimed(samples: list[dict]) -> list[record.Claim]:
 
 
 def line(row: dict) -> str:
-    where = " ".join(str(row[key]) for key in ("context", "requests", "rows", "tokens", "format") if key in row)
+    where = " ".join(str(row[key]) for key in ("context", "requests", "rows", "keys", "tokens", "format") if key in row)
     figures = {k: v for k, v in row.items() if "rows_" in k or k.endswith("differ") or "difference" in k}
     times = " ".join(
         f"{key.removesuffix('microseconds')}{row[key]:.1f} us"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from unittest import mock
@@ -14,15 +14,19 @@ from benchmarks.qsa_write_select.timing import timed
 from vllm.models.qwen4_exp import qsa_workspace
 from vllm.models.qwen4_exp.nvidia.ops import qsa_indexer as upstream
 from vllm.models.qwen4_exp.qsa import score, select
+from vllm.models.qwen4_exp.qsa.index_keys import rounded
 
 HEADS, WIDTH, RATIO = 4, 128, 4
+#: Index keys by the name that rows carry.  e4m3 is measured at the longest contexts only, where keys are what is read.
+KEYS = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+LONGEST = 2
 
 
 @dataclass
 class Scene:
     """Requests with `context` tokens each, of which the last `rows` are this step's.
 
-    With `kinds`, keys are copies of so many: most scores are equal then.
+    With `kinds`, keys are copies of so many: most scores are equal then. `dtype` is of keys and queries.
     """
 
     requests: int
@@ -33,6 +37,7 @@ class Scene:
     page: int
     device: str
     kinds: int | None = None
+    dtype: torch.dtype = torch.bfloat16
 
     def __post_init__(self) -> None:
         pages = -(-self.context // RATIO // self.page)
@@ -40,12 +45,12 @@ class Scene:
         keys = torch.randn(self.kinds or self.requests * pages * self.page, WIDTH, device=self.device).bfloat16()
         if self.kinds:
             keys = keys[torch.randint(self.kinds, (self.requests * pages * self.page,), device=self.device)]
-        self.cache = keys.view(-1, self.page, 1, WIDTH)
+        self.cache = rounded(keys, self.dtype).view(-1, self.page, 1, WIDTH)
         order = torch.randperm(self.requests * pages, device=self.device).int().view(self.requests, pages)
         self.table = torch.zeros(self.requests, width, dtype=torch.int32, device=self.device)
         self.table[:, :pages] = order
         count = self.requests * self.rows
-        self.q = torch.randn(count, HEADS, WIDTH, device=self.device).bfloat16()
+        self.q = rounded(torch.randn(count, HEADS, WIDTH, device=self.device), self.dtype)
         positions = torch.arange(self.context - self.rows, self.context, device=self.device).repeat(self.requests)
         self.visible = ((positions + 1) // RATIO).int()
         self.starts = (torch.arange(self.requests + 1, device=self.device) * self.rows).int()
@@ -69,7 +74,7 @@ class Scene:
         """Each request's keys once, each row's scores and tops written, and what the selection reads of them."""
         columns = self.visible.long().sum().item()
         kept, run = self.budget // RATIO, score.RUN
-        keys = self.requests * (self.context // RATIO) * WIDTH * 2
+        keys = self.requests * (self.context // RATIO) * WIDTH * self.cache.element_size()
         return (
             keys + columns * 4 * 2 // run + columns * 4 + self.q.nbytes + self.out.nbytes + len(self.q) * kept * run * 4
         )
@@ -123,6 +128,13 @@ def upstream_checks(scene: Scene, repeats: int = 5) -> dict:
     }
 
 
+def upstream_reads(scene: Scene) -> bool:
+    """Its top-k is a CUDA operator, and its kernels have an fp8 pointer from sm_89 on."""
+    if scene.device == "cpu":
+        return False
+    return scene.dtype is torch.bfloat16 or torch.cuda.get_device_capability(scene.device) >= (8, 9)
+
+
 class _NotLaunched:
     """Stands for a kernel that a measurement leaves out."""
 
@@ -135,7 +147,7 @@ def times(scene: Scene, rate: float | None, tries: bool) -> Iterator[dict]:
     prompt = scene.rows > 4
     measured = partial(timed, device=scene.device, moved=scene.bytes_moved(), rate=rate)
     calls = [("ours", scene.call(select, prompt), select, "_select_kernel", _NotLaunched())]
-    if scene.device != "cpu":  # upstream's top-k is a CUDA operator
+    if upstream_reads(scene):
         calls.insert(0, ("upstream", scene.call(upstream, prompt), upstream, "_topk", lambda *args: None))
     for name, call, module, rest, nothing in calls:
         yield {"what": name} | measured(call)
@@ -149,21 +161,24 @@ def times(scene: Scene, rate: float | None, tries: bool) -> Iterator[dict]:
 
 def measure(
     contexts: list[int], users: list[int], chunk: int, longest: int, budget: int, page: int, device: str,
-    rate: float | None, tries: bool = False,
+    rate: float | None, tries: bool = False, keys: Iterable[str] = KEYS,
 ) -> Iterator[dict]:  # fmt: skip
     """Decodes of so many users and one chunk of a prompt at each context, ours and upstream's."""
-    for context in contexts:
+    narrow = sorted(contexts)[-LONGEST:]
+    cases = [(form, context) for form in keys for context in (contexts if form == "bf16" else narrow)]
+    for name, context in cases:
         for requests, rows in [*((count, 1) for count in users), (1, chunk)]:
-            scene = Scene(requests, rows, context, longest, budget, page, device)
+            made = partial(Scene, requests, context=context, longest=longest, budget=budget, page=page, device=device)
+            made = partial(made, dtype=KEYS[name])
+            scene = made(rows=rows)
             row = {"part": "select", "context": context, "requests": requests, "rows": rows, "budget": budget}
-            row |= {"multiplications": scene.multiplications()}
+            row |= {"keys": name, "multiplications": scene.multiplications()}
             for fields in times(scene, rate, tries):
                 yield row | fields
-            ties = Scene(requests, min(rows, 64), context, longest, budget, page, device, kinds=40)
-            for name, case in (("scores differ", Scene(requests, min(rows, 64), context, longest, budget, page, device)),
-                               ("40 scores", ties)):  # fmt: skip
-                checked = checks(case) | (upstream_checks(case) if device != "cpu" else {})
-                yield row | {"what": f"checks, {name}", "rows": case.rows} | checked
+            for what, kinds in (("scores differ", None), ("40 scores", 40)):
+                case = made(rows=min(rows, 64), kinds=kinds)
+                checked = checks(case) | (upstream_checks(case) if upstream_reads(case) else {})
+                yield row | {"what": f"checks, {what}", "rows": case.rows} | checked
 
 
 def workspace_bytes(device: str) -> int:

@@ -86,5 +86,6 @@ def test_a_soak_fails_on_what_it_is_about(change, failing):
 def test_capacity_of_a_case_is_the_planners():
     row = host_kv_capacity.case(3, None, 400)
     assert (row["tokens"], row["full_contexts"], row["tokens_in_vram"]) == (1_365_552, 3, 37_632)
+    assert row["tokens_fp8_index_keys"] == 2_731_104
     assert row["host_gib_int8"] < 0.52 * row["host_gib_bf16"]
     assert host_kv_capacity.followed(3) == 1_250_832

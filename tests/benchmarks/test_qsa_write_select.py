@@ -14,9 +14,10 @@ SMALL += ["--tokens", "2", "--budget", "32", "--page", "16", "--narrow", "--voca
 
 def test_a_run_without_a_gpu(tmp_path):
     out = tmp_path / "qsa-write-select-test.json"
-    assert benchmark.main([*SMALL, "--out", str(out)]) == 0
+    assert benchmark.main([*SMALL, "--keys", "fp8", "--out", str(out)]) == 0
     found = record.read(out)
     assert {row["part"] for row in found["samples"]} == {"select", "write", "guard"}
+    assert {row["keys"] for row in found["samples"] if row["part"] == "select"} == {"fp8"}
     assert {row["format"] for row in found["samples"] if row["part"] == "write"} == {"bf16", "fp8", "int8"}
     assert [claim["value"] for claim in found["claims"]] == [0, 0, 0]
     assert found["settings"]["workspace_bytes"] == 64 << 20
@@ -51,6 +52,17 @@ def test_the_checks_notice_another_tie(monkeypatch):
     assert selection.checks(scene(), repeats=1)["rows_not_exact"] == 1
 
 
+def test_fp8_keys_are_measured_at_the_longest_contexts(monkeypatch):
+    monkeypatch.setattr(selection, "times", lambda *args: iter([{"what": "ours"}]))
+    monkeypatch.setattr(selection, "checks", lambda case: {"dtype": case.dtype})
+    rows = list(selection.measure([40, 80, 60], [1], 5, 80, 32, 4, "cpu", None))
+    assert [(row["keys"], row["context"]) for row in rows if row["what"] == "ours" and row["rows"] == 1] == [
+        ("bf16", 40), ("bf16", 80), ("bf16", 60), ("fp8", 60), ("fp8", 80)
+    ]  # fmt: skip
+    assert {row["dtype"] for row in rows if row["keys"] == "fp8" and "dtype" in row} == {torch.float8_e4m3fn}
+    assert scene(dtype=torch.float8_e4m3fn).bytes_moved() < scene().bytes_moved()
+
+
 @pytest.mark.parametrize("ours, holds", [(9.0, True), (11.0, False)])
 def test_speed_is_claimed_beside_upstreams(ours, holds):
     select_rows = {"part": "select", "context": 8192, "requests": 1, "rows": 1}
@@ -61,6 +73,9 @@ def test_speed_is_claimed_beside_upstreams(ours, holds):
         write_rows | {"what": "upstream", "format": "bf16", "graph_microseconds": 10.0},
         write_rows | {"what": "both parts", "format": "int8", "graph_microseconds": ours},
         write_rows | {"what": "both parts", "format": "bf16", "graph_microseconds": 99.0},
+        select_rows | {"what": "upstream", "keys": "fp8", "graph_microseconds": 10.0},
+        select_rows | {"what": "ours", "keys": "fp8", "graph_microseconds": ours},
     ]
     speed = [claim for claim in benchmark.claimed(samples) if claim.unit == "times upstream's"]
-    assert [(claim.value, claim.holds) for claim in speed] == [(ours / 10, holds)] * 2
+    assert [(claim.value, claim.holds) for claim in speed] == [(ours / 10, holds)] * 3
+    assert [claim.name for claim in speed if "keys in fp8" in claim.name] == ["select, 1 x 1 rows at 8192, keys in fp8"]

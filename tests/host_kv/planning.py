@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from fractions import Fraction
 from types import SimpleNamespace
 from unittest import mock
 
+import torch
 from transformers import Qwen4ExpTextConfig
 
-from tests.pipeline_parallel.geometry import Sizes, gdn_spec, layer_specs, text_config
+from tests.pipeline_parallel.geometry import KV, Sizes, gdn_spec, layer_specs, text_config
 from tests.pipeline_parallel.planner import engine_config
 from vllm import envs
+from vllm.config import AttentionConfig
 from vllm.config.qsa import QSAConfig
 from vllm.models.qwen4_exp.qsa.formats import BF16, INT8, KVFormat
 from vllm.models.qwen4_exp.qsa.host_kv import budget
-from vllm.models.qwen4_exp.qsa.host_kv.blocks import filling_block
+from vllm.models.qwen4_exp.qsa.host_kv.blocks import filling_block, key_bytes
 from vllm.models.qwen4_exp.qsa.host_kv.spec import spec_on_gpu
 from vllm.models.qwen4_exp.stages import plan_stages
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
@@ -24,13 +25,14 @@ from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MLAAttentionSpec, get_kv_quant_mode
 
 GIB = 1 << 30
-#: Pooled key of a token in one layer: 128 numbers of bf16 for 4 tokens.
-KEY_BYTES = Fraction(64)
 
 
-def engine(stages: int, context: int | None = None, max_gib: float | None = None) -> SimpleNamespace:
+def engine(
+    stages: int, context: int | None = None, max_gib: float | None = None, index_keys: str = "auto"
+) -> SimpleNamespace:
     """What planning reads of a VllmConfig, with kv_offload."""
     config = engine_config(stages)
+    config.attention_config = AttentionConfig(indexer_kv_dtype=index_keys)
     config.model_config.hf_text_config = text_config()
     if context is not None:
         config.model_config.max_model_len = config.model_config.original_max_model_len = context
@@ -48,9 +50,11 @@ def of_a_rank(ranks: int) -> Qwen4ExpTextConfig:
 def stage_specs(config: SimpleNamespace, layers: range, block: int) -> dict[str, KVCacheSpec]:
     """Cache specs of one stage by layer name, as its worker reports them."""
     sizes = Sizes(block=block, padded_page=None)
+    fp8 = config.attention_config.indexer_kv_dtype == "fp8"
+    kv = KV(index_keys=torch.float8_e4m3fn if fp8 else torch.bfloat16)
     return {
         name: spec_on_gpu(SimpleNamespace(), config, spec) if is_rows(spec) else spec
-        for name, spec in layer_specs(config.model_config.hf_text_config, layers, sizes).items()
+        for name, spec in layer_specs(config.model_config.hf_text_config, layers, sizes, kv=kv).items()
     }
 
 
@@ -86,7 +90,7 @@ class HostPlan:
             most = max(len(stage.qsa_layers) for stage in self.stages)
             # The engine core plans before it hears of the block size that its workers chose.
             self.state = gdn_spec(self.engine.model_config.hf_text_config, Sizes(padded_page=None)).page_size_bytes
-            self.block = filling_block(self.state, most, KEY_BYTES, 16)
+            self.block = filling_block(self.state, most, key_bytes(self.engine), 16)
             register_all_kvcache_specs(self.engine)
             self.specs = [
                 stage_specs(self.engine, stage.layers, self.block) for stage in self.stages for _ in range(ranks)

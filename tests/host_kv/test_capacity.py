@@ -36,6 +36,15 @@ def test_capacity_at_400_mb(stages, block, tokens):
     assert (plan.block, plan.tokens) == (block, tokens)
 
 
+@pytest.mark.parametrize(("stages", "block", "tokens"), [(3, 25_056, 2_731_104), (6, 50_112, 5_762_880)])
+def test_capacity_with_index_keys_of_one_byte(stages, block, tokens):
+    """They are all that a token takes on the GPU: twice the block, and twice the tokens."""
+    plan = HostPlan(stages, 400 * MB, index_keys="fp8")
+    assert (plan.block, plan.tokens) == (block, tokens)
+    for worker, stage in zip(plan.workers, plan.stages, strict=True):
+        assert len(stage.qsa_layers) * (plan.block * 32 + PLACE_BYTES) <= bytes_per_block(worker) < GDN_PAGE * 1.01
+
+
 @pytest.mark.parametrize("partition", ["17,16,15", "16,17,15", "18,16,14", "20,14,14"])
 def test_uneven_stages_do_not_widen_a_block(partition):
     """Two states of one stage in a group would double the block of every stage."""
