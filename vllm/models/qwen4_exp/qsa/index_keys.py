@@ -7,6 +7,10 @@ a scale, because their norms leave them near one.  A score is the product of the
 Everything here handles codes as bytes: Triton has no e4m3 pointer below sm_89, and a card's own conversion would be a
 second definition of rounding.  What is beyond 448 becomes 448; a NaN or an infinity becomes NaN, so that the row which
 scores it notices (``score.py``).
+
+Scores read four codes to an int32 word and take them apart by masks and shifts (``halves``): bytes 0 and 2, the *even*
+dimensions, are neighbours in one register as two fp16, bytes 1 and 3, the *odd*, in another.  A score's sum over
+dimensions does not mind their order, so each half is a product of its own.
 """
 
 import torch
@@ -34,16 +38,19 @@ def as_stored(x, pointer):
 
 @triton.jit
 def halves(words):
-    """int32 words ``[n, w]`` of four codes each -> fp16 ``[n, 2 w]`` of the even and of the odd ones, as ``e4m3.scaled``."""
+    """int32 words ``[n, w]`` of four codes each -> fp16 ``[n, 2 w]`` of the even and of the odd ones, times 144.
+
+    NaN becomes infinity, as ``e4m3.py`` explains.
+    """
     even = ((words << 7) & 0x3F803F80) | ((words << 8) & -0x7FFF8000)
     odd = ((words >> 1) & 0x3F803F80) | (words & -0x7FFF8000)
-    return _apart(even), _apart(odd)
+    return _numbers(even), _numbers(odd)
 
 
 @triton.jit
-def _apart(pairs):
-    both = tl.join(pairs.to(tl.int16), (pairs >> 16).to(tl.int16))
-    return scaled(tl.reshape(both, (pairs.shape[0], 2 * pairs.shape[1])).to(tl.float16, bitcast=True))
+def _numbers(bits):
+    pair = tl.join(bits.to(tl.int16), (bits >> 16).to(tl.int16))
+    return scaled(tl.reshape(pair, (bits.shape[0], 2 * bits.shape[1])).to(tl.float16, bitcast=True))
 
 
 def rounded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -85,4 +92,4 @@ def qsa_store_cache_rows(cache: torch.Tensor, slot_mapping: torch.Tensor, rows: 
     store(codes(cache), slot_mapping, codes(rounded(rows, cache.dtype)))
 
 
-__all__ = ["as_stored", "codes", "qsa_store_cache_rows", "rounded", "words"]
+__all__ = ["as_stored", "codes", "halves", "qsa_store_cache_rows", "rounded", "words"]

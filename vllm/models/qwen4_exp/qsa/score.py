@@ -12,8 +12,8 @@ instruction (64 keys by a multiple of 16 query heads, 16 of the width at a time)
 a row scores the same in either.
 
 Keys and queries are bf16, or both e4m3 (``index_keys.py``).  The latter are read four to a
-word and become fp16 as ``operands.py`` says, exactly, even and odd dimensions apart, and
-each times 144: that factor, the same for all scores, stays in them.
+word and become fp16 exactly, even and odd dimensions apart, and each times 144: that
+factor, the same for all scores, stays in them.
 """
 
 import torch
