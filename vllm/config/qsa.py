@@ -36,8 +36,9 @@ class QSAConfig:
     """Keep the K/V rows of the sparse-attention layers in host memory. A step
     reads at most the indexer's budget of them for each token, so they may lie
     beyond PCIe; the GPU keeps pooled keys of 64 bytes a token and layer (32 with
-    --attention-config.indexer_kv_dtype fp8) instead of K/V of 2048. Each pipeline stage and tensor-parallel rank pins its own
-    rows at start, in exactly the size that its blocks need. Off unless set."""
+    --attention-config.indexer_kv_dtype fp8) instead of K/V of 2048. Each pipeline
+    stage and tensor-parallel rank pins its own rows at start, in exactly the size
+    that its blocks need. Off unless set."""
 
     kv_offload_max_gib: float | None = None
     """Most host memory, in GiB, that K/V of all stages and ranks on one machine
