@@ -27,7 +27,7 @@ def keys_kernel(rows, out, N: tl.constexpr, DIM: tl.constexpr):
 @triton.jit
 def query_kernel(q, upper, lower, units, ROWS: tl.constexpr, DIM: tl.constexpr):
     row = tl.arange(0, ROWS)
-    pieces, unit = operands.load_query(q, DIM, 0, "int8", ROWS, ROWS, DIM)
+    pieces, unit = operands.as_operands(operands.load_query(q, DIM, 0, "int8", ROWS, ROWS, DIM), "int8")
     at = row[:, None] * DIM + tl.arange(0, DIM)[None, :]
     tl.store(upper + at, pieces[0])
     tl.store(lower + at, pieces[1])

@@ -12,7 +12,7 @@ joined from left to right; and decode and prefill are made of the same functions
 
 from vllm.triton_utils import tl, triton
 
-from .operands import load_planes, load_query, store_planes
+from .operands import as_operands, load_planes, load_query, store_planes
 from .places import extent, places_of
 from .softmax import NOTHING, add_columns, finish, join, no_columns, no_tiles, settled
 
@@ -32,8 +32,11 @@ def split_kernel(
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     begin = split * SPLIT
     columns = begin + tl.arange(0, SPLIT)
-    # What does not depend on another load is under way before the count says whether there is anything to do.
+    # What does not depend on another load is under way before the count says whether there is anything to do. The
+    # compiler would rather load queries behind that question; past a barrier it moves no load.
     token = tl.load(selected + row * (WIDTH + 1) + columns, mask=columns < WIDTH, other=-1)
+    query = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
+    tl.debug_barrier()
     request, count = extent(selected, token_to_req, num_requests, row, WIDTH)
     if begin >= count:
         return
@@ -41,7 +44,8 @@ def split_kernel(
     # was half of all instructions, and every tile would wait for the list and the table.
     token = tl.where(columns < count, token, -1)
     places = places_of(token, table + request * table_request, table_width, num_blocks, LAYOUT)
-    queries, unit_of_query = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
+    # Meanwhile:
+    queries, unit_of_query = as_operands(query, FORM)
     sums, maximum, each, factors, unit = no_tiles(FORM, BLOCK_M, DIM, BLOCK_N)
     for first in tl.range(0, tl.minimum(count - begin, SPLIT), BLOCK_N, num_stages=STAGES):
         place = tl.gather(places, first + tl.arange(0, BLOCK_N), 0)
@@ -101,7 +105,8 @@ def row_kernel(
         sums = load_planes(accumulators, at, DIM, mine, FORM, DIM)
         maximum = tl.load(maxima + at, mask=mine, other=NOTHING)
         normaliser = tl.load(normalisers + at, mask=mine, other=0.0)
-    queries, unit_of_query = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
+    query = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
+    queries, unit_of_query = as_operands(query, FORM)
     part, part_maximum, each, factors, unit = no_tiles(FORM, BLOCK_M, DIM, BLOCK_N)
     columns = tl.arange(0, BLOCK_N)
     place = tl.load(places + row * PLACES + begin + columns)

@@ -123,7 +123,7 @@ def planes(pairs, FORM: tl.constexpr):
 
 @triton.jit
 def products(q, k, FORM: tl.constexpr):
-    """``[rows, n]`` in fp32: queries of ``load_query`` by keys of ``load_keys``, in the unit of the former."""
+    """``[rows, n]`` in fp32: queries of ``as_operands`` by keys of ``load_keys``, in the unit of the former."""
     if FORM == "int8":
         keys = tl.trans(k)
         upper, lower = tl.dot(q[0], keys, out_dtype=tl.int32), tl.dot(q[1], keys, out_dtype=tl.int32)
@@ -154,39 +154,46 @@ def offset_of(factors):
 def load_query(
     base, stride_head, first_head, FORM: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, DIM: tl.constexpr
 ):
-    """One row's queries of one group, as ``products`` takes them.
-
-    Also their unit, ``[BLOCK_M]``: by what their products with keys are to be multiplied.
-    """
+    """One row's queries of one group, bf16, as ``as_operands`` takes them."""
     heads = tl.arange(0, BLOCK_M)
     mine = (heads < GROUP)[:, None]
     at = base + ((first_head + heads) * stride_head)[:, None]
-    if FORM == "int8":
-        return _pieces(tl.load(at + tl.arange(0, DIM)[None, :], mask=mine, other=0.0))
-    elif FORM == "bf16":
+    if FORM == "bf16":
         half = tl.arange(0, DIM // 2)[None, :]
-        q = tl.load(at + half, mask=mine, other=0.0), tl.load(at + half + DIM // 2, mask=mine, other=0.0)
-        return q, tl.full((BLOCK_M,), 1.0, tl.float32)
+        return tl.load(at + half, mask=mine, other=0.0), tl.load(at + half + DIM // 2, mask=mine, other=0.0)
     else:
         # In whole rows until the last step, when a row is eight neighbours of each lane of a warp: its largest takes
         # five exchanges, and several hundred instructions where every second number is loaded.
-        whole = tl.load(at + tl.arange(0, DIM)[None, :], mask=mine, other=0.0).to(tl.float32)
+        return (tl.load(at + tl.arange(0, DIM)[None, :], mask=mine, other=0.0),)
+
+
+@triton.jit
+def as_operands(query, FORM: tl.constexpr):
+    """What ``load_query`` loaded, as ``products`` takes it, and its unit ``[BLOCK_M]``: products with keys are in that."""
+    if FORM == "bf16":
+        return query, tl.full((query[0].shape[0],), 1.0, tl.float32)
+    elif FORM == "int8":
+        return _pieces(query[0])
+    else:
+        whole = query[0].to(tl.float32)
         power, inverse = power_below(tl.max(tl.abs(whole), axis=1))
         whole = (whole * inverse[:, None]).to(tl.float16)
-        return tl.split(tl.reshape(whole, (BLOCK_M, DIM // 2, 2))), power * unscale(FORM)
+        return tl.split(tl.reshape(whole, (whole.shape[0], whole.shape[1] // 2, 2))), power * unscale(FORM)
 
 
 @triton.jit
 def _pieces(q):
     """bf16 ``[rows, DIM]`` -> ``(upper, lower)`` int8, and ``unit`` ``[rows]``: NaN if a number is none, or above 2^101."""
     # As integers infinity is above all numbers, and NaN above infinity.
-    largest = tl.max((q.to(tl.int16, bitcast=True) & 0x7FFF).to(tl.int32) << 16, axis=1)
+    q = q.to(tl.float32)
+    largest = tl.max(q.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
     power, inverse = power_below(largest.to(tl.float32, bitcast=True))
-    # Beside 1.5 * 2^23, fp32's last place is one: the adder rounds, and lower bits are the integer.
-    number = q.to(tl.float32) * (inverse * 16384.0)[:, None] + 12582912.0
-    number = tl.minimum(number.to(tl.int32, bitcast=True) - 0x4B400000, 32639)
-    lower = number.to(tl.int8)
-    upper = ((number - lower.to(tl.int32)) >> 8).to(tl.int8)
+    # Beside 1.5 * 2^23, fp32's last place is one: the adder rounds, and its two lower bytes are those of the integer.
+    scale = tl.broadcast_to((inverse * 16384.0)[:, None], q.shape)
+    number = tl.math.fma(q, scale, tl.full(q.shape, 12582912.0, tl.float32))
+    number = tl.minimum(number.to(tl.int32, bitcast=True), 0x4B400000 + 32639)
+    # The lower byte counts from -128, so the upper one is the next of what is half of it or more.
+    lower, upper = number.to(tl.int8), ((number + 128) >> 8).to(tl.int8)
     return (upper, lower), tl.where(largest < 228 << 23, power * (1.0 / 16384.0), float("nan"))
 
 

@@ -64,7 +64,7 @@ def add_columns(
     ``ALIKE`` times the same number.  Sums are in ``unit``.
 
     Args:
-        q: of ``load_query``.
+        q: of ``as_operands``.
         score_scale: ``[rows]``; by which ``products`` of queries and stored keys become scores.
         LAYOUT: a ``launch.Layout``.  Strides are compile-time constants: from them the
             compiler knows how many bytes it may load at once.  A multiple of 16, all
