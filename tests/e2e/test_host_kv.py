@@ -34,9 +34,10 @@ ENGINES = {
     # Sections of 32 rows, half the indexer's budget; two sparse layers on one stage, one on the other; too few blocks
     # for two requests that both grow into a second block.
     "bf16, small arena": Engine(2, "6,6", 100, 64 * ROW + 512, 272, True, {"num_gpu_blocks_override": 23}),
-    # Everything in one section.
+    # Everything in one section; with bf16 index keys a block has 544 tokens.
     "int8, large arena": Engine(
-        3, None, 512, 4096 * ROW, 544, False, {"kv_cache_dtype": "int8_per_token_head"}
+        3, None, 512, 4096 * ROW, 1072, False,
+        {"kv_cache_dtype": "int8_per_token_head", "attention_config": {"indexer_kv_dtype": "fp8"}},
     ),
 }  # fmt: skip
 
