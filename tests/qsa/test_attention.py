@@ -9,7 +9,7 @@ the floor is allowed, in root mean square and at the worst element.
 import pytest
 import torch
 
-from vllm.models.qwen4_exp.qsa import reference
+from vllm.models.qwen4_exp.qsa import joining, reference
 from vllm.models.qwen4_exp.qsa.attention import sparse_paged_attention
 from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, views
 from vllm.models.qwen4_exp.qsa.launch import WrongInput
@@ -48,19 +48,28 @@ def test_equals_the_reference_and_itself(form):
 
 
 @EACH_FORMAT
-def test_states_that_no_split_wrote_do_not_count(form, monkeypatch):
-    """Of three splits rows have none, one, two or all; the rest of the buffer holds NaN."""
-    made = scene(form, [0, 5, 33, WIDTH], width=WIDTH)
-    want, empty = made.call(sparse_paged_attention, True), torch.empty
-    shapes = []
+@pytest.mark.parametrize("rows_at_a_time", [2, 4])
+def test_states_lie_in_a_workspace_that_others_wrote(form, rows_at_a_time, monkeypatch):
+    """Of three splits rows have none, one, two or all; the rest of the buffer holds NaN, or what the step before left."""
+    made = scene(form, [0, 5, 33, WIDTH, 1, 40, 0], width=WIDTH)
+    want = made.call(sparse_paged_attention, True)
+    # Three splits of six heads, in numbers of which four are a step.
+    space = torch.full((rows_at_a_time * 20 * 66 + 19,), torch.nan).view(torch.int32)
+    monkeypatch.setattr(joining, "indexer_workspace", lambda device, row_bytes: space)
+    for _ in range(2):
+        assert torch.equal(made.call(sparse_paged_attention), want)
+    starts = [part.start for part, *_ in joining.split_states(7, 6, 3, 64, torch.device("cpu"))]
+    assert starts == list(range(0, 7, rows_at_a_time))
 
-    def unwritten(*shape, **kwargs):
-        shapes.append(shape)
-        return empty(*shape, **kwargs).fill_(torch.nan)
 
-    monkeypatch.setattr(torch, "empty", unwritten)
-    assert torch.equal(made.call(sparse_paged_attention), want)
-    assert (4, 3, 6, 64) in shapes
+def test_states_begin_at_multiples_of_16_bytes(monkeypatch):
+    space = torch.zeros(10_000, dtype=torch.int32)
+    monkeypatch.setattr(joining, "indexer_workspace", lambda device, row_bytes: space)
+    for _, *states in joining.split_states(9, 3, 5, 64, torch.device("cpu")):
+        assert len({len(state) for state in states}) == 1
+        assert [(state.data_ptr() - space.data_ptr()) % 16 for state in states] == [0, 0, 0]
+        ends = [state.data_ptr() + 4 * state.numel() for state in states]
+        assert ends[0] <= states[1].data_ptr() < ends[1] <= states[2].data_ptr() < ends[2] <= space.data_ptr() + 40_000
 
 
 @EACH_FORMAT

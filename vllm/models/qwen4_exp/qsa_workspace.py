@@ -5,7 +5,7 @@ Upstream scores a prompt in a buffer that it allocates for every prompt at its f
 VLLM_SPARSE_INDEXER_MAX_LOGITS_MB says otherwise, and a decode batch in one as large as the batch. Here each worker has
 one buffer for all its layers, batches and steps; a batch that needs more is scored in parts. A pass without attention
 metadata, such as the memory profile, skips sparse attention, so the buffer is allocated there: it is counted because
-it stays.
+it stays. Attention follows selection and takes it as well: for places of a prompt's rows, for states of decode's splits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def indexer_workspace(device: torch.device, row_bytes: int) -> torch.Tensor:
         _buffers[device] = buffer
     if buffer.numel() * _SCORE_BYTES < row_bytes:
         raise RuntimeError(
-            f"one row of sparse-attention scores takes {row_bytes} bytes, the buffer that was allocated at start has "
+            f"one row of sparse attention takes {row_bytes} bytes, the buffer that was allocated at start has "
             f"{buffer.numel() * _SCORE_BYTES}: set {VARIABLE} to at least {-(-row_bytes >> 20)}"
         )
     return buffer

@@ -7,7 +7,7 @@ import torch
 
 from vllm.triton_utils import triton
 
-from .joining import PART, join_kernel
+from .joining import PART, join_kernel, split_states
 from .kernels import row_kernel, split_kernel
 from .launch import Rows, check_queries, check_selection, gate_of, require, rows_of
 from .places import placed
@@ -98,19 +98,17 @@ def sparse_paged_attention(
                 **shared, PLACES=places.shape[1], STAGES=tile.prefill_stages, num_stages=tile.prefill_stages,
             )  # fmt: skip
         return out
-    splits = triton.cdiv(width, tile.split)
-    like = {"dtype": torch.float32, "device": q.device}
-    accumulators = torch.empty(q.shape[0], splits, q.shape[1], dim, **like)
-    maxima, normalisers = torch.empty(2, *q.shape[:2], splits, **like)
-    split_kernel[(q.shape[0], kv_heads, splits)](
-        q, q.stride(0), q.stride(1), *kv, selected, block_table, block_table.stride(0), token_to_req,
-        accumulators, maxima, normalisers, scale, requests, rows.blocks, block_table.shape[1],
-        **shared, STAGES=tile.decode_stages, num_stages=tile.decode_stages,
-    )  # fmt: skip
-    part = min(PART, dim)
-    join_kernel[(*q.shape[:2], dim // part)](
-        accumulators, maxima, normalisers, selected, token_to_req, *_ends(gate, out), v_scale, requests,
-        FORM=rows.form.name, WIDTH=width, HEADS=q.shape[1], DIM=dim, PART=part, SPLIT=tile.split, SPLITS=splits,
-        LANES=triton.next_power_of_2(splits), num_warps=1, num_stages=1, enable_fp_fusion=False,
-    )  # fmt: skip
+    splits, joined = triton.cdiv(width, tile.split), min(PART, dim)
+    for part, *states in split_states(*q.shape[:2], splits, dim, q.device):
+        of_rows = selected[part], token_to_req[part]
+        split_kernel[(len(states[0]), kv_heads, splits)](
+            q[part], q.stride(0), q.stride(1), *kv, of_rows[0], block_table, block_table.stride(0), of_rows[1], *states,
+            scale, requests, rows.blocks, block_table.shape[1],
+            **shared, STAGES=tile.decode_stages, num_stages=tile.decode_stages,
+        )  # fmt: skip
+        join_kernel[(len(states[0]), q.shape[1], dim // joined)](
+            *states, *of_rows, *_ends(gate[part], out[part]), v_scale, requests,
+            FORM=rows.form.name, WIDTH=width, HEADS=q.shape[1], DIM=dim, PART=joined, SPLIT=tile.split, SPLITS=splits,
+            LANES=triton.next_power_of_2(splits), num_warps=1, num_stages=1, enable_fp_fusion=False,
+        )  # fmt: skip
     return out

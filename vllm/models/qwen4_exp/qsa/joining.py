@@ -6,8 +6,13 @@ latency is the kernel's: loads do not wait for each other, and what all lanes wo
 each split's share, is computed once, a split to a lane.
 """
 
+from collections.abc import Iterator
+
+import torch
+
 from vllm.triton_utils import tl, triton
 
+from ..qsa_workspace import indexer_workspace
 from .places import extent
 from .softmax import NOTHING, gated, share_of
 
@@ -72,3 +77,30 @@ def join_kernel(
         total = tl.math.fma(total, fade, tl.gather(weighed, this, 0))
     done = gated(sums * share_of(total, value_scale), gates, out.dtype.element_ty)
     tl.store(out + row * out_row + head * out_head + dims, done)
+
+
+def split_states(
+    rows: int, heads: int, splits: int, dim: int, device: torch.device
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Where splits leave their states, for as many rows at a time as the workspace holds.
+
+    That is the indexer's, as in ``places.placed``: 128 rows or more by default, which fill any card, in memory that the
+    profile has counted.  Yields rows, accumulators ``[some rows, splits, heads, dim]`` and maxima and normalisers
+    ``[some rows, heads, splits]``, not initialised; they last until the next are asked for.
+    """
+    # Four numbers are what a pointer wants to be a multiple of; Triton compiles for those that are not apart.
+    each = -(-heads * splits // 4) * 4
+    per_row = each * (dim + 2)
+    space = indexer_workspace(device, 4 * per_row).view(torch.float32)
+    step = space.numel() // per_row
+    step = step // 4 * 4 or step
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        accumulators, maxima, normalisers = space[: count * per_row].split((count * each * dim, *[count * each] * 2))
+        number = count * heads * splits
+        yield (
+            slice(first, first + count),
+            accumulators[: number * dim].view(count, splits, heads, dim),
+            maxima[:number].view(count, heads, splits),
+            normalisers[:number].view(count, heads, splits),
+        )
