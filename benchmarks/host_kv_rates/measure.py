@@ -48,9 +48,11 @@ def start(asked: argparse.Namespace, variant: Variant, folder: Path):
     from vllm import LLM
 
     gpu = torch.cuda.is_available()
-    longest = max([*asked.contexts, variant.prompt if gpu else 0])
-    shared = engine_arguments(longest, max(asked.users), asked.chunk, COUNTED, gpu)
+    shared = engine_arguments(max(asked.contexts), max(asked.users), asked.chunk, COUNTED, gpu)
     own = {"max_model_len": shared.pop("max_model_len")}
+    if gpu and not variant.decode:
+        # The model's own limit for the share; a prompt alone needs no room for others' answers.
+        own["max_model_len"] = variant.prompt + 16
     own["kv_cache_memory_bytes"] = variant.kv_bytes if gpu else 64 << 20
     if asked.config:
         own["load_format"] = "dummy"

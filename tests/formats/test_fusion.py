@@ -14,7 +14,17 @@ from vllm.model_executor.layers.linear import QKVParallelLinear, ReplicatedLinea
 from vllm.models.qwen4_exp.nvidia import model, qsa
 from vllm.models.qwen4_exp.quantization import INDEXER, QKV, plan_qkv, scheme_of, splits_low_rank
 
-from .configs import ALL_FOUR, ATTENTION, HYPER, compressed_tensors, gptqmodel
+from .configs import (
+    ALL_FOUR,
+    ATTENTION,
+    HYPER,
+    auto_round,
+    compressed_tensors,
+    fp8,
+    gptqmodel,
+    modelopt_mixed,
+    nvfp4,
+)
 
 INDEXER_APART = Recipe("compressed-tensors", (Rule(r"index_qk_proj", INT8_G128), Rule(r"self_attn\..*_proj", INT6_G64)))
 NO_LORA, LORA = SimpleNamespace(lora_config=None), SimpleNamespace(lora_config=object())
@@ -58,6 +68,36 @@ def test_indexer(config, fused):
         own.get_quant_method(object.__new__(ReplicatedLinear), f"{ATTENTION}.qkv_proj")
 
 
+@pytest.mark.parametrize(
+    ("made", "fused"),
+    [
+        (lambda: auto_round(), True),
+        (lambda: auto_round({f"{ATTENTION}.{INDEXER}": {"bits": 16}}), False),
+        (lambda: fp8(), True),
+        (lambda: fp8(f"{ATTENTION}.{INDEXER}"), False),
+        (lambda: nvfp4(), True),
+        (lambda: nvfp4(f"{ATTENTION}.{INDEXER}"), False),
+        (lambda: nvfp4("*indexer*"), False),
+        (lambda: nvfp4(ATTENTION), True),
+        (lambda: modelopt_mixed(*QKV, INDEXER), True),
+        (lambda: modelopt_mixed(*QKV), False),
+    ],
+    ids=[
+        "AutoRound", "AutoRound, indexer plain", "FP8", "FP8, indexer plain", "NVFP4", "NVFP4, indexer plain",
+        "NVFP4, indexer plain by a pattern", "NVFP4, attention plain", "ModelOpt, listed", "ModelOpt, indexer not listed",
+    ],
+)  # fmt: skip
+def test_indexer_under_methods_that_name_what_they_leave(made, fused):
+    config = made()
+    got, own = plan_qkv(NO_LORA, config, ATTENTION)
+    assert got is fused
+    # q, k and v are found by the parts that the layer has, whichever way a method looks them up.
+    qkv, parts = (scheme_of(own, f"{ATTENTION}.{part}") for part in ("qkv_proj", "q_proj"))
+    assert qkv == parts
+    if not fused:
+        assert scheme_of(own, f"{ATTENTION}.{INDEXER}") is None and parts is not None
+
+
 def test_lora_keeps_the_indexer_apart():
     assert plan_qkv(LORA, None, ATTENTION) == (False, None)
     fused, own = plan_qkv(LORA, compressed_tensors(ALL_FOUR), ATTENTION)
@@ -91,7 +131,7 @@ def test_schemes_of_gptq():
 
 
 def test_unknown_methods_decide_nothing():
-    config = SimpleNamespace(get_name=lambda: "fp8")
+    config = SimpleNamespace(get_name=lambda: "quark")
     assert scheme_of(config, f"{ATTENTION}.q_proj") is None
     assert plan_qkv(NO_LORA, config, ATTENTION) == (True, config)
 

@@ -63,6 +63,9 @@ def plan_qkv(
     if quant_config is not None and not fused:
         quant_config = copy.copy(quant_config)
         quant_config.packed_modules_mapping = quant_config.packed_modules_mapping | {"qkv_proj": list(QKV)}
+        if quant_config.get_name() == "inc":
+            # Its parser looks names up in the config that it was made with.
+            quant_config.config_parser = type(quant_config.config_parser)(quant_config)
     return fused, quant_config
 
 
@@ -93,8 +96,36 @@ def _awq(config: Any, name: str) -> Any:
     return None if skipped else (config.weight_bits, config.group_size)
 
 
+def _auto_round(config: Any, name: str) -> Any:
+    scheme = config.get_layer_config(object.__new__(ReplicatedLinear), name)
+    return None if scheme[0] >= 16 else scheme
+
+
+def _fp8(config: Any, name: str) -> Any:
+    from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
+
+    skipped = is_layer_skipped(
+        name, config.ignored_layers, config.packed_modules_mapping, match_mode=config.ignored_layers_match_mode
+    )
+    return None if skipped else config.get_name()
+
+
+def _modelopt(config: Any, name: str) -> Any:
+    return None if config.is_layer_excluded(name) else config.get_name()
+
+
+def _modelopt_mixed(config: Any, name: str) -> Any:
+    return None if config.is_layer_excluded(name) else config._resolve_quant_algo(name)
+
+
 _SCHEMES = {
     "compressed-tensors": _compressed_tensors,
     "auto_gptq": _gptq,
     "auto_awq": _awq,
+    "inc": _auto_round,
+    "fp8": _fp8,
+    "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
+    "modelopt_mxfp8": _modelopt,
+    "modelopt_mixed": _modelopt_mixed,
 }
