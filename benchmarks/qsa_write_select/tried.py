@@ -16,11 +16,9 @@ DECODE = {
     "4,096 programs": [(score, "_DECODE_PROGRAMS", 4096)],
 }
 PROMPT = {
-    "32 integers a thread": [(select, "_IN_A_THREAD", 32)],
-    "32 rows": [(score, "_PROMPT_ROWS", 32)],
-    "4 tiles": [(score, "_PROMPT_TILES", 4)],
-    "16 tiles": [(score, "_PROMPT_TILES", 16)],
-    "512 programs": [(score, "_PROMPT_PROGRAMS", 512)],
+    "64 rows": [(score, "_PROMPT_ROWS", 64)],
+    "8 tiles": [(score, "_PROMPT_TILES", 8)],
+    "32 tiles": [(score, "_PROMPT_TILES", 32)],
 }
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from vllm.models.qwen4_exp.qsa import score
+
 ARCHS = (80, 86, 89, 90)
 #: A kernel that is compiled for every card with other constants.
 FEWER = {"fused, bf16": (86,), "rows, int8": (86, 90), "fused, int8, e4m3": (86, 90)}
@@ -77,7 +79,7 @@ def cases() -> dict[str, dict]:
         "scores of a prompt": (
             "qsa.score._score_kernel",
             SCORE,
-            SCORE_CONSTANTS | dict(QUERY_LEN=0, TILE_R=64, STAGES=2, EVICTION=""),
+            SCORE_CONSTANTS | dict(QUERY_LEN=0, TILE_R=score._PROMPT_ROWS, STAGES=2, EVICTION=""),
             8,
         ),
         "512 of 2,048": ("qsa.select._select_kernel", SELECT, dict(RUN=8, BUDGET=512, RUNS=256, HELD=256), 1),

@@ -29,13 +29,15 @@ BLOCK_N = 64
 # 65,536 and 512, 8 and 16 make that the least, and of fewer columns 8 do.
 RUN = 8
 
-# Rows of a prompt in a tile: work on a key tile is shared by so many.  q and two key tiles take most of sm_86's 99 KiB.
-_PROMPT_ROWS = 64
+# Rows of a prompt in a tile: work on a key tile is shared by so many.  Of 64, half as many programs fit on a GPU and wait
+# for each other's loads less well: 1,208 us for 2,048 rows at 250,000 tokens on an H200, where 32 take 1,030.
+_PROMPT_ROWS = 32
 # A program of a decode takes one key tile, more where there would be more programs than this.  Most find nothing to do
 # where block tables have room for more than the context.
 _DECODE_PROGRAMS = 16384
-# One of a prompt, which first reads 64 KiB of q, takes up to so many, fewer where there would be fewer programs.
-_PROMPT_TILES = 8
+# One of a prompt, which first reads 32 KiB of q, takes up to so many, fewer where there would be fewer programs.  Of 8
+# the same rows take 1.08 times as long.
+_PROMPT_TILES = 16
 _PROMPT_PROGRAMS = 256
 # Keys of a decode's tile. With one tile a program there is nothing to load ahead.
 _DECODE_KEYS = BLOCK_N
