@@ -77,7 +77,7 @@ def test_one_launch_has_upstreams_index_and_our_main_part(launches):
     )
     ((programs, given, constants),) = launches
     # One group of keys, and two heads of three tokens by two and two.
-    assert given["index_programs"] == 1 + 2 and programs == 3 + 3 * (HEADS + KV_HEADS)
+    assert given["index_programs"] == 1 + 2 and programs == 3 + 3 * (HEADS + 2 * KV_HEADS)
     assert query.shape == gate.shape == (3, HEADS, WIDTH) and given["query_ptr"] is query and given["gate_ptr"] is gate
     assert given["q_ptr"] is index[0] and given["num_tokens"] == 3 and given["eps"] == 1e-6
     assert given["qkv_ptr"] is qkv and given["positions_ptr"] is positions and given["slots_ptr"] is slots

@@ -4,7 +4,7 @@
 One program owns one token and head, holds its ``head_dim`` numbers in registers and
 stores them once:
 
-* ``write_rows`` takes keys and values that are ready;
+* ``write_rows`` takes keys and values that are ready, both by one program;
 * ``norm_rope_gate_write`` takes the packed projection and does what stands between it
   and the cache in the same launch: norms of q and k, rotation, gate, cache.
 
@@ -174,27 +174,47 @@ def norm_rope_gate_write_kernel(
     # A row of qkv: [query, gate] for every query head, then all keys, then all values.
     # Programs before the first have other work: compact_kv/one_launch.py calls this in a kernel of its own.
     HALF: tl.constexpr = ROTARY // 2
+    HEADS: tl.constexpr = Q_HEADS + 2 * KV_HEADS
     program = tl.program_id(0) - first_program
-    token = (program // (Q_HEADS + KV_HEADS)).to(tl.int64)
-    head = program % (Q_HEADS + KV_HEADS)
+    token = (program // HEADS).to(tl.int64)
+    head = program % HEADS
     dims = tl.arange(0, triton.next_power_of_2(D))
     mask = dims < D
+    row_ptr = qkv_ptr + token * stride_qkv
+    if head >= Q_HEADS + KV_HEADS:
+        kv_head = (head - Q_HEADS - KV_HEADS).to(tl.int64)
+        v = tl.load(row_ptr + (2 * Q_HEADS + KV_HEADS + kv_head) * D + dims, mask=mask, other=0.0)
+        slot = tl.load(slots_ptr + token).to(tl.int64)
+        tl.debug_barrier()
+        block = slot // BLOCK_SIZE
+        offset = slot % BLOCK_SIZE
+        if slot >= 0:
+            _store_row(
+                v.to(tl.float32),
+                values_ptr + block * stride_values_block + offset * stride_values_slot + kv_head * stride_values_head,
+                value_scales_ptr
+                + block * stride_vscale_block
+                + offset * stride_vscale_slot
+                + kv_head * stride_vscale_head,
+                v_scale,
+                dims,
+                mask,
+                KIND,
+            )
+        return
+
     is_key = head >= Q_HEADS
     kv_head = (head - Q_HEADS).to(tl.int64)
-    row_ptr = qkv_ptr + token * stride_qkv
     if is_key:
         source = row_ptr + (2 * Q_HEADS + kv_head) * D
         weight_ptr = k_weight_ptr
     else:
         source = row_ptr + 2 * head * D
         weight_ptr = q_weight_ptr
-
+    # All loads come first: one after the other they take longer than everything else. One warp has none to wait for, but
+    # past a barrier the compiler moves no load.
     x = tl.load(source + dims, mask=mask, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + dims, mask=mask, other=0.0).to(tl.float32) + 1.0
-    inverse = tl.rsqrt(tl.sum(x * x, axis=0) / D + eps)
-    # The published model rounds after the norm and again after the rotation.
-    y = (x * inverse * weight).to(tl.bfloat16).to(tl.float32)
-
     # Each rotated number meets the one half a rotation away; it is read once more,
     # from L1, rather than moved between lanes.
     rotated = dims < ROTARY
@@ -202,27 +222,34 @@ def norm_rope_gate_write_kernel(
     partner = tl.where(low, dims + HALF, dims - HALF)
     other = tl.load(source + partner, mask=rotated, other=0.0).to(tl.float32)
     other_weight = tl.load(weight_ptr + partner, mask=rotated, other=0.0).to(tl.float32) + 1.0
-    other = (other * inverse * other_weight).to(tl.bfloat16).to(tl.float32)
-    pair = dims % HALF
+    gate = tl.load(source + D + dims, mask=mask & (head < Q_HEADS), other=0.0)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
     position_ptr = positions_ptr + token * stride_pos_token
     position = tl.load(position_ptr).to(tl.int64)
+    pair = dims % HALF
     if AXES == 3:
         height = tl.load(position_ptr + stride_pos_axis).to(tl.int64)
         width = tl.load(position_ptr + 2 * stride_pos_axis).to(tl.int64)
+        tl.debug_barrier()
         of_height = (pair % 3 == 1) & (pair < 3 * SECTION_H)
         of_width = (pair % 3 == 2) & (pair < 3 * SECTION_W)
         position = tl.where(of_height, height, tl.where(of_width, width, position))
+    else:
+        tl.debug_barrier()
     angle = cos_sin_ptr + position * ROTARY + pair
     cos = tl.load(angle, mask=rotated, other=1.0).to(tl.float32)
     sin = tl.load(angle + HALF, mask=rotated, other=0.0).to(tl.float32)
+
+    inverse = tl.rsqrt(tl.sum(x * x, axis=0) / D + eps)
+    # The published model rounds after the norm and again after the rotation.
+    y = (x * inverse * weight).to(tl.bfloat16).to(tl.float32)
+    other = (other * inverse * other_weight).to(tl.bfloat16).to(tl.float32)
     turned = tl.where(low, y * cos - other * sin, y * cos + other * sin)
     y = tl.where(rotated, turned, y).to(tl.bfloat16)
-
     if is_key:
-        slot = tl.load(slots_ptr + token).to(tl.int64)
+        block = slot // BLOCK_SIZE
+        offset = slot % BLOCK_SIZE
         if slot >= 0:
-            block = slot // BLOCK_SIZE
-            offset = slot % BLOCK_SIZE
             _store_row(
                 y.to(tl.float32),
                 keys_ptr + block * stride_keys_block + offset * stride_keys_slot + kv_head * stride_keys_head,
@@ -235,23 +262,10 @@ def norm_rope_gate_write_kernel(
                 mask,
                 KIND,
             )
-            v = tl.load(source + KV_HEADS * D + dims, mask=mask, other=0.0).to(tl.float32)
-            _store_row(
-                v,
-                values_ptr + block * stride_values_block + offset * stride_values_slot + kv_head * stride_values_head,
-                value_scales_ptr
-                + block * stride_vscale_block
-                + offset * stride_vscale_slot
-                + kv_head * stride_vscale_head,
-                v_scale,
-                dims,
-                mask,
-                KIND,
-            )
     else:
         out = (token * Q_HEADS + head) * D + dims
         tl.store(q_out_ptr + out, y, mask=mask)
-        tl.store(gate_out_ptr + out, tl.load(source + D + dims, mask=mask), mask=mask)
+        tl.store(gate_out_ptr + out, gate, mask=mask)
 
 
 def _scale_arguments(scales: torch.Tensor | None, rows: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
@@ -406,7 +420,7 @@ def packed_launch(
         "KV_HEADS": kv_heads, "AXES": 3 if three_axes else 1, "SECTION_H": height, "SECTION_W": width,
         "KIND": _KINDS[keys.dtype],
     }  # fmt: skip
-    return query, gate, PackedLaunch(tokens * (q_heads + kv_heads), before, after, constants)
+    return query, gate, PackedLaunch(tokens * (q_heads + 2 * kv_heads), before, after, constants)
 
 
 __all__ = ["PackedLaunch", "norm_rope_gate_write", "norm_rope_gate_write_kernel", "packed_launch", "write_rows"]
