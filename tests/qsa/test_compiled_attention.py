@@ -48,13 +48,7 @@ def formats_and_archs():
 
 
 def test_nothing_spills(compiled):
-    assert [sample for sample in compiled if sample["spills"] and not sample["limited"]] == []
-
-
-def test_fewer_registers_cost_a_split_and_not_its_tiles(compiled):
-    """Where tiles limit registers, sums of splits before are in memory; little else is."""
-    limited = [sample["loop"] for sample in compiled if sample["limited"]]
-    assert limited and all(loop["LDL"] + loop["STL"] <= 0.08 * loop["all"] for loop in limited)
+    assert [sample for sample in compiled if sample["spills"]] == []
 
 
 def test_shared_memory_fits_sm_86(compiled):
