@@ -79,7 +79,7 @@ def cases() -> dict[str, dict]:
         "scores of a prompt": (
             "qsa.score._score_kernel",
             SCORE,
-            SCORE_CONSTANTS | dict(QUERY_LEN=0, TILE_R=score._PROMPT_ROWS, STAGES=2, EVICTION=""),
+            SCORE_CONSTANTS | dict(QUERY_LEN=0, TILE_R=score._PROMPT_ROWS, STAGES=score._PROMPT_STAGES, EVICTION=""),
             8,
         ),
         "512 of 2,048": ("qsa.select._select_kernel", SELECT, dict(RUN=8, BUDGET=512, RUNS=256, HELD=256), 1),

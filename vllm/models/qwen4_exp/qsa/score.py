@@ -39,6 +39,9 @@ _DECODE_PROGRAMS = 16384
 # the same rows take 1.08 times as long.
 _PROMPT_TILES = 16
 _PROMPT_PROGRAMS = 256
+# One more than a tile that is multiplied and one on its way: with 2 the next tile is asked for after this one's scores are
+# stored, and nothing is left to hide its way behind.
+_PROMPT_STAGES = 3
 # Keys of a decode's tile. With one tile a program there is nothing to load ahead.
 _DECODE_KEYS = BLOCK_N
 _DECODE_STAGES = 1
@@ -62,13 +65,13 @@ def _load_queries(base, there, DIM: tl.constexpr):
 
 
 @triton.jit
-def _products(base, there, query, DIM: tl.constexpr, EVICTION: tl.constexpr):
-    """Of the keys at ``base``, zeros where not ``there``, with ``query``: ``[keys, lanes]``, NaN where a number is none."""
+def _products(base, query, DIM: tl.constexpr, EVICTION: tl.constexpr):
+    """Of the keys at ``base`` with ``query``: ``[keys, lanes]``, NaN where a number is none."""
     if base.dtype.element_ty == tl.int32:
         word = tl.arange(0, triton.next_power_of_2(DIM // 4))
         codes = tl.load(
             base[:, None] + word[None, :],
-            mask=there[:, None] & (word < DIM // 4)[None, :],
+            mask=(word < DIM // 4)[None, :],
             other=0,
             eviction_policy=EVICTION,
         )
@@ -79,11 +82,36 @@ def _products(base, there, query, DIM: tl.constexpr, EVICTION: tl.constexpr):
         dim = tl.arange(0, max(16, triton.next_power_of_2(DIM)))
         key = tl.load(
             base[:, None] + dim[None, :],
-            mask=there[:, None] & (dim < DIM)[None, :],
+            mask=(dim < DIM)[None, :],
             other=0.0,
             eviction_policy=EVICTION,
         )
         return tl.dot(key, query[0], out_dtype=tl.float32)
+
+
+@triton.jit
+def _pages(table, start, member, last, PAGE: tl.constexpr):
+    """Pages of the keys ``start + member``, ``last`` at most: the tile's first and second, or one for each key."""
+    if PAGE >= member.shape[0]:
+        end = last // PAGE
+        first = tl.minimum(start // PAGE, end)
+        return tl.load(table + first), tl.load(table + tl.minimum(first + 1, end))
+    else:
+        return (tl.load(table + tl.minimum(start + member, last) // PAGE),)
+
+
+@triton.jit
+def _key_offsets(pages, start, member, last, stride_page, stride_token, PAGE: tl.constexpr):
+    """Where the keys of ``_pages`` begin in the cache."""
+    if PAGE >= member.shape[0]:
+        token = start % PAGE
+        first = pages[0].to(tl.int64) * stride_page + token * stride_token
+        step = (pages[1] - pages[0]).to(tl.int64) * stride_page - PAGE * stride_token
+        # A product and not tl.where, of which the compiler does not see that 16 bytes at a time are aligned.
+        return first + member * stride_token + (member >= PAGE - token).to(tl.int64) * step
+    else:
+        token = tl.minimum(start + member, last) % PAGE
+        return pages[0].to(tl.int64) * stride_page + token * stride_token
 
 
 # Prompts follow the decodes of a batch, so these pointers may start anywhere: each alignment
@@ -156,31 +184,27 @@ def _score_kernel(
         q_ptr + q_row.to(tl.int64) * stride_q_row + head * stride_q_head, (q_row < end) & (head < HEADS), DIM
     )
     at_row = (row - first_row).to(tl.int64)
+    page_table_ptr += request.to(tl.int64) * stride_table
+    # What lies behind the last key that a row sees is masked when scores are stored, so any key may stand for it.
+    last = tl.minimum(most, page_table_width * PAGE) - 1
+    pages = _pages(page_table_ptr, tile * BLOCK_N, member, last, PAGE)
     for number in tl.range(tile, last_tile, num_stages=STAGES):
-        column = number * BLOCK_N + member
-        live = column < most
-        page = tl.load(
-            page_table_ptr + request.to(tl.int64) * stride_table + tl.minimum(column // PAGE, page_table_width - 1),
-            mask=live,
-            other=0,
+        key = k_cache_ptr + _key_offsets(
+            pages, number * BLOCK_N, member, last, stride_cache_page, stride_cache_token, PAGE
         )
-        product = _products(
-            k_cache_ptr + page.to(tl.int64) * stride_cache_page + column % PAGE * stride_cache_token,
-            live,
-            query,
-            DIM,
-            EVICTION,
-        )
+        # A tile before its keys are asked for: an address that waits for a load holds up the load that needs it.
+        pages = _pages(page_table_ptr, (number + 1) * BLOCK_N, member, last, PAGE)
+        product = _products(key, query, DIM, EVICTION)
         product = tl.maximum(product, 0.0, propagate_nan=tl.PropagateNan.ALL)
         product = tl.sum(tl.reshape(product, (BLOCK_N, HEADS_P // 2, TILE_R, 2)), axis=3)
         score = tl.reshape(tl.sum(product, axis=1), (BLOCK_N // 16, 2, 8, TILE_R))
         score = tl.reshape(tl.permute(score, (0, 2, 1, 3)), (BLOCK_N, TILE_R))
-        column = number * BLOCK_N + tl.arange(0, BLOCK_N)
+        place = number * BLOCK_N + tl.arange(0, BLOCK_N)
         # The sign bit of a -0 goes, and a NaN's, which is above infinity without.
         ordered = tl.minimum(score.to(tl.int32, bitcast=True) & _WITHOUT_SIGN, _MOST)
         # To the tile's end, so that who reads whole runs need not look where the row ends.
-        ordered = tl.where(column[:, None] < visible[None, :], ordered, -1)
-        tl.store(keys_ptr + at_row[None, :] * stride_keys + column[:, None], ordered, mask=(row < end)[None, :])
+        ordered = tl.where(place[:, None] < visible[None, :], ordered, -1)
+        tl.store(keys_ptr + at_row[None, :] * stride_keys + place[:, None], ordered, mask=(row < end)[None, :])
         top = tl.max(tl.reshape(ordered, (BLOCK_N // RUN, RUN, TILE_R)), axis=1)
         run = number * (BLOCK_N // RUN) + tl.arange(0, BLOCK_N // RUN)
         tl.store(tops_ptr + at_row[None, :] * stride_tops + run[:, None], top, mask=(row < end)[None, :])
@@ -269,7 +293,7 @@ def score_groups(
         TILE_R=tile_rows,
         BLOCK_N=tile_keys,
         RUN=RUN,
-        STAGES=_DECODE_STAGES if query_len else 2,
+        STAGES=_DECODE_STAGES if query_len else _PROMPT_STAGES,
         # A decode's keys are read once, a prompt's by every tile of rows.
         EVICTION="evict_first" if query_len else "",
         num_warps=4 if query_len else _prompt_warps(),
