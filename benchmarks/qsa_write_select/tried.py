@@ -16,9 +16,9 @@ DECODE = {
     "4,096 programs": [(score, "_DECODE_PROGRAMS", 4096)],
 }
 PROMPT = {
-    "64 rows": [(score, "_PROMPT_ROWS", 64)],
-    "8 tiles": [(score, "_PROMPT_TILES", 8)],
-    "32 tiles": [(score, "_PROMPT_TILES", 32)],
+    "64 rows": [(score, "_PROMPT_ROWS", 64), (score, "_PROMPT_STAGES", 2)],
+    "16 tiles": [(score, "_PROMPT_TILES", 16)],
+    "2 stages": [(score, "_PROMPT_STAGES", 2)],
 }
 
 

@@ -258,6 +258,32 @@ def test_one_warp_group_where_there_are_such(monkeypatch, capability, warps):
     assert score._prompt_warps() == warps
 
 
+@pytest.mark.parametrize("at_once", [82, 264])
+@pytest.mark.parametrize("row_tiles, key_tiles", [(7, 977), (22, 256), (64, 32), (6400, 977), (1, 9)])
+def test_no_few_programs_are_left_over(at_once, row_tiles, key_tiles):
+    """A GPU that runs ``at_once`` is used to nine tenths where tiles are many, and no program takes many more than it may."""
+    tiles = score._prompt_tiles(row_tiles, key_tiles, at_once)
+    assert 1 <= tiles <= 1.1 * score._PROMPT_TILES
+    programs = row_tiles * -(-key_tiles // tiles)
+    if row_tiles * key_tiles >= 20 * at_once and key_tiles >= 200:
+        assert row_tiles * key_tiles / (-(-programs // at_once) * tiles * at_once) > 0.9
+
+
+@pytest.mark.parametrize(
+    "rows, most, query_len, step",
+    [
+        (2048, 238, 0, 224),
+        (2048, 910, 0, 704),
+        (2048, 5000, 0, 2048),
+        (40, 31, 0, 20),
+        (40, 32, 0, 32),
+        (40, 33, 1, 20),
+    ],
+)
+def test_launches_end_where_tiles_of_rows_do(rows, most, query_len, step):
+    assert score.rows_at_once(rows, most, query_len) == step
+
+
 def test_parts_are_of_one_size(monkeypatch, work_space):
     """23 rows where 9 fit: three parts of at most 8, not two of 9 and a rest."""
     case = Case([320], [23])

@@ -20,6 +20,7 @@ import torch
 
 from vllm.platforms import current_platform
 from vllm.triton_utils import tl, triton
+from vllm.utils.platform_utils import num_compute_units
 
 from .e4m3 import infinite_to_nan
 from .index_keys import halves, words
@@ -35,10 +36,9 @@ _PROMPT_ROWS = 32
 # A program of a decode takes one key tile, more where there would be more programs than this.  Most find nothing to do
 # where block tables have room for more than the context.
 _DECODE_PROGRAMS = 16384
-# One of a prompt, which first reads 32 KiB of q, takes up to so many, fewer where there would be fewer programs.  Of 8
-# the same rows take 1.08 times as long.
-_PROMPT_TILES = 16
-_PROMPT_PROGRAMS = 256
+# One of a prompt first reads 32 KiB of q, so it takes about as many as this: of 8 instead of 16, 2,048 rows at 250,000
+# tokens took 1.08 times as long on an H200.
+_PROMPT_TILES = 32
 # One more than a tile that is multiplied and one on its way: with 2 the next tile is asked for after this one's scores are
 # stored, and nothing is left to hide its way behind.
 _PROMPT_STAGES = 3
@@ -219,6 +219,28 @@ def _prompt_warps() -> int:
     return 4 if groups else 8
 
 
+def _prompt_programs(number_bytes: int) -> int:
+    """Programs of a prompt that the GPU runs at once: one a multiprocessor, or what fits where warp groups multiply."""
+    each = 1 if _prompt_warps() == 8 else 2 if number_bytes == 2 else 3
+    return num_compute_units() * each
+
+
+def _prompt_tiles(row_tiles: int, key_tiles: int, at_once: int) -> int:
+    """Key tiles of a program, such that programs are a little fewer than a multiple of those that run ``at_once``.
+
+    Of a few more, most multiprocessors would have nothing to do while those are run.
+    """
+    rounds = triton.cdiv(row_tiles * key_tiles, at_once * _PROMPT_TILES)
+    return triton.cdiv(key_tiles, max(1, rounds * at_once // row_tiles))
+
+
+def rows_at_once(rows: int, most: int, query_len: int) -> int:
+    """Rows to score in a launch, ``most`` at most, so that launches are of one size; of prompts whole tiles, if one fits."""
+    tile = 1 if query_len or most < _PROMPT_ROWS else _PROMPT_ROWS
+    tiles = triton.cdiv(rows, tile)
+    return triton.cdiv(tiles, triton.cdiv(tiles, most // tile)) * tile
+
+
 def score_groups(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -253,7 +275,7 @@ def score_groups(
 
     """
     count, columns = keys.shape
-    dim = q.shape[2]
+    dim, number_bytes = q.shape[2], q.element_size()
     q, k_cache = words(q), words(k_cache)
     heads = max(2, triton.next_power_of_2(q.shape[1]))
     # A tile holds a decode request whole, and at least 16 query heads: fewer would not
@@ -262,11 +284,11 @@ def score_groups(
     tile_keys = _DECODE_KEYS if query_len else BLOCK_N
     key_tiles = triton.cdiv(columns, tile_keys)
     row_tiles = triton.cdiv(min(count, max_query_len), tile_rows)
-    all_tiles = page_table.shape[0] * row_tiles * key_tiles
+    all_row_tiles = page_table.shape[0] * row_tiles
     if query_len:
-        tiles = triton.cdiv(all_tiles, _DECODE_PROGRAMS)
+        tiles = triton.cdiv(all_row_tiles * key_tiles, _DECODE_PROGRAMS)
     else:
-        tiles = max(1, min(_PROMPT_TILES, all_tiles // _PROMPT_PROGRAMS))
+        tiles = _prompt_tiles(all_row_tiles, key_tiles, _prompt_programs(number_bytes))
     grid = (page_table.shape[0], row_tiles, triton.cdiv(key_tiles, tiles))
     _score_kernel[grid](
         q,
