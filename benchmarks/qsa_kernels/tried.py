@@ -67,8 +67,8 @@ def kernels(form: KVFormat, device: str, tiles: list[Tile]) -> Iterator[Kernel]:
 
 def candidates(form: KVFormat) -> list[Tile]:
     """What a sweep tries: the table's, and few others, by what they compile to (`compiled.py`)."""
-    one_byte = ((64, 128, 4, 2, 168), (64, 128, 4, 3, 168), (32, 128, 4, 2), (32, 128, 4, 3), (128, 128, 4, 2))
-    more = ((64, 64, 2, 2), (64, 128, 2, 2), (32, 128, 2, 3, 168), (32, 128, 1, 3)) if form is BF16 else one_byte
+    one_byte = ((64, 128, 8, 2, 128), (64, 64, 8, 2, 128), (64, 128, 4, 2, 168), (64, 128, 4, 3), (128, 128, 8, 2))
+    more = ((64, 128, 2, 2), (64, 128, 4, 2), (64, 128, 8, 2, 128)) if form is BF16 else one_byte
     tried = [Tile(n, split, warps, stages, stages, *most) for n, split, warps, stages, *most in more]
     return list(dict.fromkeys([tile for (_, of), tile in TILES.items() if of is form] + tried))
 
