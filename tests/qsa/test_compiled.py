@@ -126,6 +126,9 @@ def compiled(tmp_path_factory) -> dict[tuple[str, int], dict]:
         for name, case in cases().items()
         for arch in FEWER.get(name, ARCHS)
     }
+    for (name, _), case in asked.items():
+        if name.startswith("scores"):
+            case["constants"] = case["constants"] | score.deal(case["warps"], 1 if "e4m3" in name else 2)
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("compile_job.py"))],
         input=json.dumps(list(asked.values())),
@@ -142,6 +145,13 @@ def test_it_fits_and_spills_nothing(compiled, name, arch):
     result = compiled[name, arch]
     assert result["shared"] <= SHARED[arch]
     assert result["spills"] == 0
+
+
+@pytest.mark.parametrize("keys", ["", ", e4m3"], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_warps_of_a_prompt_exchange_no_scores(compiled, arch, keys):
+    """They wait for each other's keys, before a tile and after it, and before the first for its queries."""
+    assert compiled["scores of a prompt" + keys, arch]["barriers"] <= 3
 
 
 @pytest.mark.parametrize("keys", ["", ", e4m3"], ids=["bf16", "e4m3"])

@@ -114,6 +114,13 @@ def _key_offsets(pages, start, member, last, stride_page, stride_token, PAGE: tl
         return pages[0].to(tl.int64) * stride_page + token * stride_token
 
 
+@triton.jit
+def _dealt_rows(x, PARTS: tl.constexpr, PAIRS: tl.constexpr, WARPS: tl.constexpr):
+    """A number for each row of a tile, in the order of axes that scores are stored in."""
+    dealt = tl.permute(tl.reshape(x, (PARTS, PAIRS, WARPS, 4)), (0, 2, 1, 3))
+    return tl.reshape(dealt, (1, PARTS, 1, WARPS, 4 * PAIRS, 1))
+
+
 # Prompts follow the decodes of a batch, so these pointers may start anywhere: each alignment
 # would be compiled when it first comes, while requests wait.
 @triton.jit(
@@ -149,6 +156,8 @@ def _score_kernel(
     RUN: tl.constexpr,
     STAGES: tl.constexpr,
     EVICTION: tl.constexpr,
+    WARPS_N: tl.constexpr,
+    WARPS_R: tl.constexpr,
 ):
     # Rows of the work space are batch rows from first_row on.
     HEADS_P: tl.constexpr = max(2, triton.next_power_of_2(HEADS))
@@ -183,7 +192,23 @@ def _score_kernel(
     query = _load_queries(
         q_ptr + q_row.to(tl.int64) * stride_q_row + head * stride_q_head, (q_row < end) & (head < HEADS), DIM
     )
+    # Scores are stored by the warps that have them, which then exchange nothing: a warp has KEYS neighbours, four to a
+    # thread, for each of ROWS rows, again every WARPS_N-th of those and every WARPS_R-th of these.  A tensor with axes
+    # in this order is dealt out alike for its store.
+    PAIRS: tl.constexpr = min(2, TILE_R // (4 * WARPS_R))
+    ROWS: tl.constexpr = 4 * PAIRS
+    PARTS_R: tl.constexpr = TILE_R // (ROWS * WARPS_R)
+    SIXTEENS: tl.constexpr = 2 if WARPS_N * PAIRS == 1 else 1
+    KEYS: tl.constexpr = 16 * SIXTEENS
+    PARTS_N: tl.constexpr = BLOCK_N // (KEYS * WARPS_N)
+    row = _dealt_rows(row, PARTS_R, PAIRS, WARPS_R)
+    visible = _dealt_rows(visible, PARTS_R, PAIRS, WARPS_R)
+    place = tl.reshape(tl.arange(0, BLOCK_N), (PARTS_N, 1, WARPS_N, 1, 1, KEYS))
+    run = tl.reshape(tl.arange(0, BLOCK_N // RUN), (PARTS_N, 1, WARPS_N, 1, 1, KEYS // RUN))
     at_row = (row - first_row).to(tl.int64)
+    keys_at = keys_ptr + at_row * stride_keys + place
+    tops_at = tl.permute(tops_ptr + at_row * stride_tops + run, (2, 3, 0, 1, 4, 5))
+    there = row < end
     page_table_ptr += request.to(tl.int64) * stride_table
     # What lies behind the last key that a row sees is masked when scores are stored, so any key may stand for it.
     last = tl.minimum(most, page_table_width * PAGE) - 1
@@ -197,17 +222,18 @@ def _score_kernel(
         product = _products(key, query, DIM, EVICTION)
         product = tl.maximum(product, 0.0, propagate_nan=tl.PropagateNan.ALL)
         product = tl.sum(tl.reshape(product, (BLOCK_N, HEADS_P // 2, TILE_R, 2)), axis=3)
-        score = tl.reshape(tl.sum(product, axis=1), (BLOCK_N // 16, 2, 8, TILE_R))
-        score = tl.reshape(tl.permute(score, (0, 2, 1, 3)), (BLOCK_N, TILE_R))
-        place = number * BLOCK_N + tl.arange(0, BLOCK_N)
+        score = tl.sum(product, axis=1)
+        score = tl.reshape(score, (PARTS_N, WARPS_N, SIXTEENS, 2, 8, PARTS_R, PAIRS, WARPS_R, 4))
+        score = tl.permute(score, (0, 5, 1, 7, 6, 8, 2, 4, 3))
+        score = tl.reshape(score, (PARTS_N, PARTS_R, WARPS_N, WARPS_R, ROWS, KEYS))
         # The sign bit of a -0 goes, and a NaN's, which is above infinity without.
         ordered = tl.minimum(score.to(tl.int32, bitcast=True) & _WITHOUT_SIGN, _MOST)
         # To the tile's end, so that who reads whole runs need not look where the row ends.
-        ordered = tl.where(place[:, None] < visible[None, :], ordered, -1)
-        tl.store(keys_ptr + at_row[None, :] * stride_keys + place[:, None], ordered, mask=(row < end)[None, :])
-        top = tl.max(tl.reshape(ordered, (BLOCK_N // RUN, RUN, TILE_R)), axis=1)
-        run = number * (BLOCK_N // RUN) + tl.arange(0, BLOCK_N // RUN)
-        tl.store(tops_ptr + at_row[None, :] * stride_tops + run[:, None], top, mask=(row < end)[None, :])
+        ordered = tl.where(number * BLOCK_N + place < visible, ordered, -1)
+        tl.store(keys_at + number * BLOCK_N, ordered, mask=there)
+        runs = tl.reshape(ordered, (PARTS_N, PARTS_R, WARPS_N, WARPS_R, ROWS, KEYS // RUN, RUN))
+        top = tl.permute(tl.max(runs, axis=6), (2, 3, 0, 1, 4, 5))
+        tl.store(tops_at + number * (BLOCK_N // RUN), top, mask=tl.permute(there, (2, 3, 0, 1, 4, 5)))
 
 
 def _prompt_warps() -> int:
@@ -217,6 +243,16 @@ def _prompt_warps() -> int:
     """
     groups = current_platform.has_device_capability(90) and not current_platform.has_device_capability(120)
     return 4 if groups else 8
+
+
+def deal(warps: int, number_bytes: int) -> dict[str, int]:
+    """How many warps Triton has share the keys of a tile, and how many its rows, by bytes of a number.
+
+    Scores are right whatever this says; where it is wrong, warps exchange them before they are stored.
+    """
+    # Keys of e4m3 are decoded in registers, by every warp that multiplies them.
+    keys = 4 if warps == 4 else 2 if number_bytes == 2 else 1
+    return {"WARPS_N": keys, "WARPS_R": warps // keys}
 
 
 def _prompt_programs(number_bytes: int) -> int:
@@ -289,6 +325,7 @@ def score_groups(
         tiles = triton.cdiv(all_row_tiles * key_tiles, _DECODE_PROGRAMS)
     else:
         tiles = _prompt_tiles(all_row_tiles, key_tiles, _prompt_programs(number_bytes))
+    warps = 4 if query_len else _prompt_warps()
     grid = (page_table.shape[0], row_tiles, triton.cdiv(key_tiles, tiles))
     _score_kernel[grid](
         q,
@@ -318,5 +355,6 @@ def score_groups(
         STAGES=_DECODE_STAGES if query_len else _PROMPT_STAGES,
         # A decode's keys are read once, a prompt's by every tile of rows.
         EVICTION="evict_first" if query_len else "",
-        num_warps=4 if query_len else _prompt_warps(),
+        **deal(warps, number_bytes),
+        num_warps=warps,
     )
