@@ -156,6 +156,17 @@ def test_warps_of_a_prompt_exchange_no_scores(compiled, arch, keys):
 
 @pytest.mark.parametrize("keys", ["", ", e4m3"], ids=["bf16", "e4m3"])
 @pytest.mark.parametrize("arch", ARCHS)
+def test_a_multiprocessor_has_room_for_the_programs_that_are_counted(compiled, arch, keys):
+    """A kilobyte beside each program's shared memory is the system's, and so is one of what a GPU has at all."""
+    made = compiled["scores of a prompt" + keys, arch]
+    warps = WARPS.get((f"scores of a prompt{keys}", arch), {"warps": 8})["warps"]
+    programs = score.programs_at_once(warps)
+    assert programs * (made["shared"] + 1024) <= SHARED[arch] + 1024
+    assert programs * made["registers"] * warps * 32 <= 65536
+
+
+@pytest.mark.parametrize("keys", ["", ", e4m3"], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize("arch", ARCHS)
 def test_decodes_and_prompts_multiply_alike(compiled, arch, keys):
     """One family of instructions and one depth, so that a row's products add up in one order in either."""
 

@@ -258,7 +258,7 @@ def test_one_warp_group_where_there_are_such(monkeypatch, capability, warps):
     assert score._prompt_warps() == warps
 
 
-@pytest.mark.parametrize("at_once", [82, 264])
+@pytest.mark.parametrize("at_once", [82, 396])
 @pytest.mark.parametrize("row_tiles, key_tiles", [(7, 977), (22, 256), (64, 32), (6400, 977), (1, 9)])
 def test_no_few_programs_are_left_over(at_once, row_tiles, key_tiles):
     """A GPU that runs ``at_once`` is used to nine tenths where tiles are many, and no program takes many more than it may."""

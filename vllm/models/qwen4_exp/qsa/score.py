@@ -80,12 +80,15 @@ def _products(base, query, DIM: tl.constexpr, EVICTION: tl.constexpr):
         return infinite_to_nan(tl.dot(odd, query[1], acc=product))
     else:
         dim = tl.arange(0, max(16, triton.next_power_of_2(DIM)))
-        key = tl.load(
-            base[:, None] + dim[None, :],
+        # As bits: keys then reach a warp group's instruction through registers, as decoded ones do.  It would read loaded
+        # numbers from shared memory itself, from one more buffer, and wait for the last tile's stores before each tile.
+        bits = tl.load(
+            base.to(tl.pointer_type(tl.int16))[:, None] + dim[None, :],
             mask=(dim < DIM)[None, :],
-            other=0.0,
+            other=0,
             eviction_policy=EVICTION,
         )
+        key = bits.to(base.dtype.element_ty, bitcast=True)
         return tl.dot(key, query[0], out_dtype=tl.float32)
 
 
@@ -255,10 +258,9 @@ def deal(warps: int, number_bytes: int) -> dict[str, int]:
     return {"WARPS_N": keys, "WARPS_R": warps // keys}
 
 
-def _prompt_programs(number_bytes: int) -> int:
-    """Programs of a prompt that the GPU runs at once: one a multiprocessor, or what fits where warp groups multiply."""
-    each = 1 if _prompt_warps() == 8 else 2 if number_bytes == 2 else 3
-    return num_compute_units() * each
+def programs_at_once(warps: int) -> int:
+    """Programs of a prompt that a multiprocessor has shared memory and registers for."""
+    return 3 if warps == 4 else 1
 
 
 def _prompt_tiles(row_tiles: int, key_tiles: int, at_once: int) -> int:
@@ -324,7 +326,8 @@ def score_groups(
     if query_len:
         tiles = triton.cdiv(all_row_tiles * key_tiles, _DECODE_PROGRAMS)
     else:
-        tiles = _prompt_tiles(all_row_tiles, key_tiles, _prompt_programs(number_bytes))
+        at_once = num_compute_units() * programs_at_once(_prompt_warps())
+        tiles = _prompt_tiles(all_row_tiles, key_tiles, at_once)
     warps = 4 if query_len else _prompt_warps()
     grid = (page_table.shape[0], row_tiles, triton.cdiv(key_tiles, tiles))
     _score_kernel[grid](
