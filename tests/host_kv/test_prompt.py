@@ -240,13 +240,14 @@ def test_a_decoding_request_has_the_same_bits_whoever_else_is_in_the_step(interp
 @pytest.mark.parametrize("form", [BF16, INT8], ids=lambda form: form.name)
 def test_a_row_within_one_section_has_the_bits_of_rows_in_place(interpreted, form):
     """All in one section; and a section that ends behind the first request's rows, with the other's in the next."""
-    batch = Batch([44, 60], [2, 2], seed=3, form=form)
+    batch = Batch([44, 120], [2, 2], seed=3, form=form)
     expected = batch.in_place(interpreted, prefill=True)
     assert torch.equal(expected, batch.in_place(interpreted, prefill=False))
-    assert torch.equal(batch.over_sections(2 * 40 * batch.group_bytes), expected)
+    assert torch.equal(batch.over_sections(2 * 60 * batch.group_bytes), expected)
     first = {position // RATIO for row in batch.selected[:2].tolist() for position in row[: row[-1]]}
     found = batch.over_sections(2 * len(first) * batch.group_bytes)
-    assert torch.equal(found[:2], expected[:2]) and not torch.equal(found[2:], expected[2:])
+    assert torch.equal(found[:2], expected[:2])
+    torch.testing.assert_close(found[2:], expected[2:], rtol=2**-7, atol=1e-5)
 
 
 def test_where_the_pool_has_rows_changes_no_bit(interpreted):

@@ -61,9 +61,13 @@ def test_states_are_those_of_the_reference():
     arguments = (made.q, *made.paged[:2], made.selected, columns, *made.paged[3:])
     for state, module in zip(states, (sections, reference)):
         module.attend_section(state, *arguments, **stored)
-    torch.testing.assert_close(states[0].maximum, states[1].maximum, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(states[0].normaliser, states[1].normaliser, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(states[0].accumulator, states[1].accumulator, rtol=2**-9, atol=0.5)
+    # Of kernels it is rounded up, and whatever it is, the same in both sums.
+    raised = states[0].maximum - states[1].maximum
+    assert (raised[1] == 0).all() and (raised[0] > -1e-5).all() and (raised[0] < 1).all()
+    assert torch.equal(states[0].maximum[0].round(), states[0].maximum[0])
+    by = raised.exp2()
+    torch.testing.assert_close(states[0].normaliser * by, states[1].normaliser, rtol=2**-11, atol=1e-5)
+    torch.testing.assert_close(states[0].accumulator * by[..., None], states[1].accumulator, rtol=2**-9, atol=0.5)
 
 
 def test_rows_without_columns_are_left_alone():

@@ -14,7 +14,7 @@ from vllm.triton_utils import tl, triton
 
 from ..qsa_workspace import indexer_workspace
 from .places import extent
-from .softmax import NOTHING, gated, share_of
+from .softmax import NOTHING, gated, power_of_two, share_of
 
 # Dimensions of a program, two to a lane: a quarter of a head, so that 33 splits lie in registers while they arrive.
 PART = 64
@@ -66,7 +66,7 @@ def join_kernel(
     maximum = tl.where(there, maximum, NOTHING)
     raised = tl.maximum(tl.associative_scan(maximum, 0, _larger), NOTHING)
     before = tl.where(splits == 0, NOTHING, tl.gather(raised, tl.maximum(splits - 1, 0), 0))
-    fades, weights = tl.math.exp2(before - raised), tl.math.exp2(maximum - raised)
+    fades, weights = power_of_two(before - raised), power_of_two(maximum - raised)
     weighed = tl.where(there, normaliser, 0.0) * weights
     sums, total = tl.zeros((PART,), tl.float32), tl.zeros((1,), tl.float32)
     for split in tl.static_range(SPLITS):

@@ -46,14 +46,14 @@ def split_kernel(
     places = places_of(token, table + request * table_request, table_width, num_blocks, LAYOUT)
     # Meanwhile:
     queries, unit_of_query = as_operands(query, FORM)
-    sums, maximum, each, factors, unit = no_tiles(FORM, BLOCK_M, DIM, BLOCK_N)
+    sums, maximum, each, factors = no_tiles(BLOCK_M, DIM, BLOCK_N)
     for first in tl.range(0, tl.minimum(count - begin, SPLIT), BLOCK_N, num_stages=STAGES):
         place = tl.gather(places, first + tl.arange(0, BLOCK_N), 0)
-        sums, maximum, each, factors, unit = add_columns(
-            sums, maximum, each, factors, unit, queries, unit_of_query * score_scale, place,
+        sums, maximum, each, factors = add_columns(
+            sums, maximum, each, factors, queries, unit_of_query * score_scale, place,
             keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM,
         )  # fmt: skip
-    sums, normaliser = settled(sums, each, factors, unit, FORM)
+    sums, normaliser = settled(sums, each, factors, tl.full((BLOCK_M,), 1.0, tl.float32), FORM)
     heads = tl.arange(0, BLOCK_M)
     mine = heads < GROUP
     every, splits = tl.num_programs(1) * GROUP, tl.num_programs(2)
@@ -107,24 +107,21 @@ def row_kernel(
         normaliser = tl.load(normalisers + at, mask=mine, other=0.0)
     query = load_query(q + row * q_row, q_head, head * GROUP, FORM, GROUP, BLOCK_M, DIM)
     queries, unit_of_query = as_operands(query, FORM)
-    part, part_maximum, each, factors, unit = no_tiles(FORM, BLOCK_M, DIM, BLOCK_N)
+    part, part_maximum, each, factors = no_tiles(BLOCK_M, DIM, BLOCK_N)
     columns = tl.arange(0, BLOCK_N)
     place = tl.load(places + row * PLACES + begin + columns)
     for first in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         after = first + BLOCK_N
         # A tile ahead, so that no copy of rows waits for their places.
         following = tl.load(places + row * PLACES + after + columns)
-        part, part_maximum, each, factors, unit = add_columns(
-            part, part_maximum, each, factors, unit, queries, unit_of_query * score_scale, place,
+        part, part_maximum, each, factors = add_columns(
+            part, part_maximum, each, factors, queries, unit_of_query * score_scale, place,
             keys, values, key_scales, value_scales, head, FORM, LAYOUT, DIM,
         )  # fmt: skip
         place = following
         if ((after - begin) % SPLIT == 0) | (after >= end):
-            part, normaliser_of_part = settled(part, each, factors, unit, FORM)
-            sums, maximum, normaliser = join(
-                sums, maximum, normaliser, part, part_maximum, normaliser_of_part
-            )  # fmt: skip
-            part, part_maximum, each, factors, unit = no_tiles(FORM, BLOCK_M, DIM, BLOCK_N)
+            sums, maximum, normaliser = join(sums, maximum, normaliser, part, part_maximum, each, factors, FORM)
+            part, part_maximum, each, factors = no_tiles(BLOCK_M, DIM, BLOCK_N)
     if section is not None:
         at = row * (tl.num_programs(1) * GROUP) + head * GROUP + heads
         store_planes(accumulators, at, DIM, mine, sums, FORM, DIM)

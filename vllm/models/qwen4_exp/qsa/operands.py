@@ -51,6 +51,12 @@ def power_below(x):
 
 
 @triton.jit
+def exponent_of(x):
+    """``e`` for ``x >= 0`` with ``2^e <= x < 2^(e + 1)``, in fp32, at least -100; 128 for NaN and infinity."""
+    return tl.maximum(((x.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >> 23).to(tl.float32) - 127.0, -100.0)
+
+
+@triton.jit
 def plane_dims(FORM: tl.constexpr, DIM: tl.constexpr):
     """Which dimensions each plane holds: twice ``[DIM / 2]``."""
     at = tl.arange(0, DIM // 2)
@@ -146,8 +152,8 @@ def unscale(FORM: tl.constexpr):
 
 @triton.jit
 def offset_of(factors):
-    """What the 128 in int8 planes adds to products with factors, to be added: ``[rows]``, from their sums ``[rows, n]``, all alike."""
-    return tl.max(factors, axis=1) * (-128.0 / 16777216.0)
+    """What the 128 in int8 planes adds to products with factors of this sum, to be added."""
+    return factors * (-128.0 / 16777216.0)
 
 
 @triton.jit

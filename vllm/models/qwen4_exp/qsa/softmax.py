@@ -2,20 +2,33 @@
 """The running softmax: a state, more columns added to it, two states joined, the end.
 
 A state of some columns of one row is ``sums``, the sums of ``p * value`` in two planes
-of dimensions (``operands.py``), ``maximum``, the largest score, and ``normaliser``, the
-sum of ``p``, with ``p = 2^(score - maximum)``.  Scores carry a factor of log2(e),
-because the hardware has ``2^x``.
+of dimensions (``operands.py``), ``maximum``, and ``normaliser``, the sum of ``p``, with
+``p = 2^(score - maximum)``.  Scores carry a factor of log2(e), because the hardware has
+``2^x``.
+
+``maximum`` is an integer, so that changing it multiplies by powers of two: nothing is
+rounded by that, and it does not matter when it is done.  It is the largest score, rounded
+up, so that ``p`` is one at most.  Of int8 rows, whose ``p`` is multiplied by a scale of
+the value's own, it is the largest sum of a score and its scale's exponent: then that
+product is below two and fits fp16, whatever the scales are.
 """
 
 from vllm.triton_utils import tl, triton
 
 from . import state
 from .e4m3 import infinite_to_nan
-from .operands import load_keys, load_values, offset_of, power_below, products, unscale
+from .operands import exponent_of, load_keys, load_values, offset_of, products, unscale
 
 NOTHING = tl.constexpr(state.NOTHING)
 # Columns of the smallest product.
 ALIKE = tl.constexpr(8)
+
+
+@triton.jit
+def power_of_two(x):
+    """``2^x`` of integers ``x <= 0`` in fp32, exactly, as bits; 0 below -126, of -infinity and of NaN."""
+    # Beside 1.5 * 2^23, fp32's last place is one: the lower bits are the integer, here an exponent's 127 + x.
+    return ((tl.maximum(x, -127.0) + (12582912.0 + 127.0)).to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -26,42 +39,36 @@ def no_columns(ROWS: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
-def no_tiles(FORM: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr):
+def no_tiles(ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr):
     """``no_columns``, as tiles are added to it: see ``add_columns``."""
     sums, maximum, _ = no_columns(ROWS, DIM)
-    each, factors = tl.zeros((ROWS, BLOCK_N), tl.float32), tl.zeros((ROWS, ALIKE), tl.float32)
-    return sums, maximum, each, factors, tl.full((ROWS,), 2.0**-100 if FORM == "int8" else 1.0, tl.float32)
+    return sums, maximum, tl.zeros((ROWS, BLOCK_N), tl.float32), tl.zeros((ROWS, ALIKE), tl.float32)
 
 
 @triton.jit
-def settled(sums, each, factors, unit, FORM: tl.constexpr):
-    """``sums`` and ``normaliser`` of the state of all tiles."""
-    normaliser = tl.sum(each, axis=1)
+def settled(sums, each, factors, weight, FORM: tl.constexpr):
+    """``sums`` and ``normaliser`` of the state of all tiles, times ``weight``, a power of two: bits do not depend on it."""
+    by, factors = weight * unscale(FORM), tl.max(factors, axis=1)
     if FORM == "int8":
-        less = offset_of(factors)[:, None]
-        sums = sums[0] + less, sums[1] + less
-    elif FORM == "fp8":
-        sums = infinite_to_nan(sums[0]), infinite_to_nan(sums[1])
-    return times(sums, (unit * unscale(FORM))[:, None]), normaliser
-
-
-@triton.jit
-def times(planes, factor):
-    """Every plane, multiplied."""
-    return planes[0] * factor, planes[1] * factor
+        less = tl.broadcast_to((offset_of(factors) * by)[:, None], sums[0].shape)
+        by = tl.broadcast_to(by[:, None], sums[0].shape)
+        return (tl.math.fma(sums[0], by, less), tl.math.fma(sums[1], by, less)), tl.sum(each, axis=1) * weight
+    else:
+        return (sums[0] * by[:, None], sums[1] * by[:, None]), factors * weight
 
 
 @triton.jit
 def add_columns(
-    sums, maximum, each, factors, unit, q, score_scale, place, keys, values, key_scales, value_scales, kv_head,
+    sums, maximum, each, factors, q, score_scale, place, keys, values, key_scales, value_scales, kv_head,
     FORM: tl.constexpr, LAYOUT: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """The state of some tiles, with the columns that lie at ``place`` (``places.py``).
 
-    Warps wait for each other in every sum over columns.  So what is summed up in the end
-    stays apart for every column of a tile: ``each``, whose sum is the normaliser.  And the
-    sum of ``factors``, those that int8 values were multiplied with, is a product with ones,
-    ``ALIKE`` times the same number.  Sums are in ``unit``.
+    Warps wait for each other in every sum over columns.  So the sum of ``factors``, those
+    that values were multiplied with, is a product with ones, ``ALIKE`` times the same
+    number.  It is the normaliser, rounded as the sums are.  Not of int8 rows, whose
+    factors have scales in them: there ``p`` is summed for every column of a tile apart, in
+    ``each``, and over columns in the end.
 
     Args:
         q: of ``as_operands``.
@@ -77,57 +84,41 @@ def add_columns(
     k = load_keys(keys + kv_head * LAYOUT.key_head + LAYOUT.key_shift, at, valid, FORM, DIM)
     v = load_values(values + kv_head * LAYOUT.value_head + LAYOUT.value_shift, at, valid, FORM, DIM)
 
-    scores, largest_scale = products(q, k, FORM), unit
+    scores = products(q, k, FORM)
+    scaled = tl.broadcast_to(score_scale[:, None], scores.shape)
     if FORM == "int8":
         at += kv_head * LAYOUT.scale_head
         scores = scores * tl.load(key_scales + at, mask=valid, other=0.0)[None, :]
-        scores = tl.where(valid[None, :], scores, -float("inf"))
-        value_scale = tl.broadcast_to(tl.load(value_scales + at, mask=valid, other=0.0)[None, :], scores.shape)
-        # One reduction for both: warps wait for each other once.
-        largest, largest_scale = tl.split(tl.max(tl.join(scores, value_scale), axis=1))
+    elif FORM == "fp8":
+        scores = infinite_to_nan(scores)
+    scores = tl.where(valid[None, :], scores, -float("inf"))
+    if FORM == "int8":
+        value_scale = tl.load(value_scales + at, mask=valid, other=0.0)
+        size = tl.broadcast_to(exponent_of(value_scale)[None, :], scores.shape)
+        largest = tl.max(tl.math.fma(scores, scaled, size), axis=1)
     else:
-        if FORM == "fp8":
-            scores = infinite_to_nan(scores)
-        scores = tl.where(valid[None, :], scores, -float("inf"))
-        largest = tl.max(scores, axis=1)
-    raised = tl.maximum(maximum, largest * score_scale)
-    fade = tl.math.exp2(maximum - raised)[:, None]
+        largest = tl.max(scores, axis=1) * score_scale
+    raised = tl.maximum(maximum, tl.ceil(largest))
+    fade = power_of_two(maximum - raised)[:, None]
     # Scaled here, where it costs nothing.
-    score_scale = tl.broadcast_to(score_scale[:, None], scores.shape)
-    p = tl.math.exp2(tl.math.fma(scores, score_scale, tl.broadcast_to(-raised[:, None], scores.shape)))
-    each = tl.math.fma(each, tl.broadcast_to(fade, each.shape), p)
+    p = tl.math.exp2(tl.math.fma(scores, scaled, tl.broadcast_to(-raised[:, None], scores.shape)))
     if FORM == "int8":
-        # A value's scale goes to its probability. Over a power of two that no scale so
-        # far exceeds twice, the product fits fp16 at fp16's full precision.
-        grown, inverse = power_below(tl.maximum(unit, largest_scale))
-        p = p * (value_scale * inverse[:, None])
-        fade = fade * (unit * inverse)[:, None]
-        unit = grown
+        each = tl.math.fma(each, tl.broadcast_to(fade, each.shape), p)
+        p = p * value_scale[None, :]
     p = p.to(v[0].dtype)
-    if FORM == "int8":
-        # Numbers beside them in the matrix units' tile come for nothing.
-        factors = tl.dot(p, tl.full((p.shape[1], ALIKE), 1.0, tl.float16), acc=factors * fade)
-    sums = times(sums, fade)
-    sums = (
-        tl.dot(p, v[0], acc=sums[0]),
-        tl.dot(p, v[1], acc=sums[1]),
-    )
-    return sums, raised, each, factors, unit
+    factors = tl.dot(p, tl.full((p.shape[1], ALIKE), 1.0, p.dtype), acc=factors * fade)
+    return (tl.dot(p, v[0], acc=sums[0] * fade), tl.dot(p, v[1], acc=sums[1] * fade)), raised, each, factors
 
 
 @triton.jit
-def join(sums, maximum, normaliser, more, more_maximum, more_normaliser):
-    """Two states over different columns as one state over both."""
+def join(sums, maximum, normaliser, more, more_maximum, each, factors, FORM: tl.constexpr):
+    """A state, and one of tiles over other columns, as one state over both."""
     raised = tl.maximum(maximum, more_maximum)
-    fade, weight = tl.math.exp2(maximum - raised), tl.math.exp2(more_maximum - raised)
-    normaliser = tl.math.fma(normaliser, fade, more_normaliser * weight)
-    more = times(more, weight[:, None])
+    fade, weight = power_of_two(maximum - raised), power_of_two(more_maximum - raised)
+    more, more_normaliser = settled(more, each, factors, weight, FORM)
+    normaliser = tl.math.fma(normaliser, fade, more_normaliser)
     fade = tl.broadcast_to(fade[:, None], sums[0].shape)
-    sums = (
-        tl.math.fma(sums[0], fade, more[0]),
-        tl.math.fma(sums[1], fade, more[1]),
-    )
-    return sums, raised, normaliser
+    return (tl.math.fma(sums[0], fade, more[0]), tl.math.fma(sums[1], fade, more[1])), raised, normaliser
 
 
 @triton.jit
@@ -148,4 +139,6 @@ def share_of(normaliser, value_scale):
 
 @triton.jit
 def gated(mixed, gate, OUT: tl.constexpr):
+    """Sums normalised to the result; infinity, which is a NaN of e4m3 somewhere, becomes NaN."""
+    mixed = infinite_to_nan(mixed)
     return (mixed.to(OUT).to(tl.float32) * tl.sigmoid(gate.to(tl.float32))).to(OUT)

@@ -13,12 +13,14 @@ class State(NamedTuple):
     """Unnormalised attention of rows, float32.
 
     ``p = 2^(score - maximum)``, scores in units of log2: with ``s = q.k / sqrt(dim)``
-    the score is ``s * log2(e)``.  Of fp8 rows the accumulator lacks the layer's one
-    ``v_scale``, which ``finish`` takes; scales of int8 rows are in it.
+    the score is ``s * log2(e)``.  ``maximum`` is near the largest, so that no sum overflows:
+    kernels round it up, and move it by the exponent of int8 values' scales (``softmax.py``).
+    Of fp8 rows the accumulator lacks the layer's one ``v_scale``, which ``finish`` takes;
+    scales of int8 rows are in it.
 
     Attributes:
         accumulator: ``[rows, heads, dim]``, the sum of ``p * value``.
-        maximum: ``[rows, heads]``, of the scores.
+        maximum: ``[rows, heads]``, what scores are relative to.
         normaliser: ``[rows, heads]``, the sum of ``p``.
 
     """
