@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vllm.models.qwen4_exp.qsa import operands
+from vllm.models.qwen4_exp.qsa import operands, softmax
 from vllm.triton_utils import tl, triton
 
 ALL = torch.arange(-128, 128).to(torch.int8)
@@ -32,6 +32,18 @@ def query_kernel(q, upper, lower, units, ROWS: tl.constexpr, DIM: tl.constexpr):
     tl.store(upper + at, pieces[0])
     tl.store(lower + at, pieces[1])
     tl.store(units + row, unit)
+
+
+@triton.jit
+def exponent_kernel(x, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, operands.exponent_of(tl.load(x + at)))
+
+
+@triton.jit
+def power_kernel(x, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, softmax.power_of_two(tl.load(x + at)))
 
 
 def query(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,3 +98,19 @@ def test_a_damaged_query_has_a_unit_that_is_no_number(damage):
 def test_a_query_of_zeros_is_zeros():
     got, units = query(torch.zeros(16, 64).bfloat16())
     assert (got == 0).all() and units.isfinite().all()
+
+
+def test_exponents_of_scales():
+    x = torch.tensor([0.0, 2.0**-140, 2.0**-100, 0.0078125, 0.0117, 1.0, 1.999, 2.0, 3.4e38, torch.inf, torch.nan])
+    x = torch.cat((x, torch.ones(16 - len(x))))
+    out = torch.zeros(16)
+    exponent_kernel[(1,)](x, out, N=16)
+    assert out[:11].tolist() == [-100, -100, -100, -7, -7, 0, 0, 1, 127, 128, 128]
+
+
+def test_powers_of_two_are_exact():
+    x = torch.cat((-torch.arange(0.0, 127), torch.tensor([-127.0, -128.0, -1e30, -torch.inf, -1e9])))
+    x = torch.cat((x, torch.zeros(256 - len(x))))
+    out = torch.zeros(256)
+    power_kernel[(1,)](x, out, N=256)
+    assert out.tolist() == [2.0**e if e > -127 else 0.0 for e in x.tolist()]

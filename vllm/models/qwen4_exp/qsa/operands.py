@@ -53,7 +53,9 @@ def power_below(x):
 @triton.jit
 def exponent_of(x):
     """``e`` for ``x >= 0`` with ``2^e <= x < 2^(e + 1)``, in fp32, at least -100; 128 for NaN and infinity."""
-    return tl.maximum(((x.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >> 23).to(tl.float32) - 127.0, -100.0)
+    # Beside 2^23, fp32's last place is one, and exponents are biased by 127.
+    biased = ((x.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >> 23) | 0x4B000000
+    return tl.maximum(biased.to(tl.float32, bitcast=True) - (8388608.0 + 127.0), -100.0)
 
 
 @triton.jit
