@@ -179,6 +179,7 @@ def _score_kernel(
     row = begin + tl.arange(0, TILE_R)
     visible = tl.load(visible_ptr + row, mask=row < end, other=0)
     most = tl.max(visible, axis=0)
+    fewest = tl.min(visible, axis=0)
     tile = tl.program_id(2) * tiles
     # Rows that see no more than the budget are not ranked.
     if (most <= BUDGET) | (tile * BLOCK_N >= most):
@@ -231,8 +232,9 @@ def _score_kernel(
         score = tl.reshape(score, (PARTS_N, PARTS_R, WARPS_N, WARPS_R, ROWS, KEYS))
         # The sign bit of a -0 goes, and a NaN's, which is above infinity without.
         ordered = tl.minimum(score.to(tl.int32, bitcast=True) & _WITHOUT_SIGN, _MOST)
-        # To the tile's end, so that who reads whole runs need not look where the row ends.
-        ordered = tl.where(number * BLOCK_N + place < visible, ordered, -1)
+        # To the tile's end, so that who reads whole runs need not look where the row ends. Most tiles lie before.
+        if (number + 1) * BLOCK_N > fewest:
+            ordered = tl.where(number * BLOCK_N + place < visible, ordered, -1)
         tl.store(keys_at + number * BLOCK_N, ordered, mask=there)
         runs = tl.reshape(ordered, (PARTS_N, PARTS_R, WARPS_N, WARPS_R, ROWS, KEYS // RUN, RUN))
         top = tl.permute(tl.max(runs, axis=6), (2, 3, 0, 1, 4, 5))
