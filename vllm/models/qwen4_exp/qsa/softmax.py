@@ -28,7 +28,8 @@ ALIKE = tl.constexpr(8)
 def power_of_two(x):
     """``2^x`` of integers ``x <= 0`` in fp32, exactly, as bits; 0 below -126, of -infinity and of NaN."""
     # Beside 1.5 * 2^23, fp32's last place is one: the lower bits are the integer, here an exponent's 127 + x.
-    return ((tl.maximum(x, -127.0) + (12582912.0 + 127.0)).to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
+    biased = tl.maximum(x, -127.0) + (12582912.0 + 127.0)
+    return (biased.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
