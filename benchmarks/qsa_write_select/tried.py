@@ -16,10 +16,9 @@ DECODE = {
     "4,096 programs": [(score, "_DECODE_PROGRAMS", 4096)],
 }
 PROMPT = {
-    # A quarter fewer instructions a row and half the keys, by two thirds as many warps at a time; 104 KiB on some cards.
-    "64 rows": [(score, "_PROMPT_ROWS", 64), (score, "programs_at_once", lambda warps: 2 if warps == 4 else 1)],
-    "16 tiles": [(score, "_PROMPT_TILES", 16)],
-    "2 stages": [(score, "_PROMPT_STAGES", 2)],
+    "64 rows": [(score, "_PROMPT_ROWS", 64)],
+    "8 tiles": [(score, "_PROMPT_TILES", 8)],
+    "32 tiles": [(score, "_PROMPT_TILES", 32)],
 }
 
 

@@ -14,7 +14,13 @@ from safetensors.torch import load_file, save_file
 from demo.checkpoint.formats import mtp
 from demo.checkpoint.table_formats import FORMS, recode
 from vllm.ampere.findings import Finding
-from vllm.engine.verified_checkpoint import Nvfp4NeedsGpu, UnknownCheckpointCheck, nvfp4, verify_checkpoint
+from vllm.engine.verified_checkpoint import (
+    Nvfp4Attention,
+    Nvfp4NeedsGpu,
+    UnknownCheckpointCheck,
+    nvfp4,
+    verify_checkpoint,
+)
 
 INDEX = "model.safetensors.index.json"
 TABLE = "layers.1.ple.ple_embedding.ngram_embedding"
@@ -243,6 +249,18 @@ class TestNvfp4:
     def test_cards_with_fp4(self, checkpoint, platform, said, capability):
         platform("cuda", capability)
         assert not list(nvfp4(checkpoint)) and not said
+
+    @pytest.mark.parametrize("name", ["cuda", "cpu"])
+    def test_packed_attention_is_refused_by_name_on_any_card(self, checkpoint, platform, name):
+        platform(name, 86)
+        for part in "qv":
+            module = f"layers.3.self_attn.{part}_proj"
+            checkpoint.modules[module] = SimpleNamespace(kind="attention")
+            checkpoint.storages[module] = SimpleNamespace(kind="nvfp4")
+        (finding,) = nvfp4(checkpoint)
+        assert isinstance(finding, Nvfp4Attention)
+        assert "layers.3.self_attn.q_proj: expected BF16, found NVFP4, as 1 more" in str(finding)
+        assert "exclude_modules" in str(finding)
 
     def test_only_the_table_is_nvfp4(self, checkpoint, platform):
         platform("cpu")

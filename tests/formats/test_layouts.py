@@ -120,6 +120,6 @@ def test_an_nvfp4_checkpoint_is_what_the_check_takes_for_one(tmp_path):
     assert {found.name for found in findings(checkpoint)} == {"SamplingUnsaid"}
     packed = {name for name, storage in checkpoint.storages.items() if storage.kind == "nvfp4"}
     assert {name.rpartition(".")[2] for name in packed} == {
-        "gate_proj", "up_proj", "down_proj", "q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkv", "in_proj_z", "out_proj",
+        "gate_proj", "up_proj", "down_proj", "o_proj", "in_proj_qkv", "in_proj_z", "out_proj",
     }  # fmt: skip
     assert {found.name for found in findings(read(pair.dequantized))} == {"SamplingUnsaid"}

@@ -1,7 +1,7 @@
 """Compiles kernels for cards that are not there; a process of its own, because the tests' interprets Triton.
 
-Reads a JSON list of requests on standard input and writes one of results: shared memory in bytes, matrix
-instructions, how often warps wait for each other, and registers and spilled bytes as ptxas reports them.
+Reads a JSON list of requests on standard input and writes one of results: shared memory in bytes, and registers and
+spilled bytes as ptxas reports them.
 """
 
 import json
@@ -36,12 +36,7 @@ def compile_one(module: str, kernel: str, types: dict, constants: dict, arch: in
     source = ASTSource(function, signature, {(names.index(n),): v for n, v in constants.items()}, aligned)
     compiled = triton.compile(source, GPUTarget("cuda", arch, 32), {"num_warps": warps, "num_stages": stages})
     instruction = sorted(set(re.findall(r"(?:wgmma|mma)\.\S+", compiled.asm["ptx"])))
-    return {
-        "shared": compiled.metadata.shared,
-        "instructions": instruction,
-        "barriers": compiled.asm["ptx"].count("bar.sync"),
-        **assembled(compiled.asm["ptx"], arch),
-    }
+    return {"shared": compiled.metadata.shared, "instructions": instruction, **assembled(compiled.asm["ptx"], arch)}
 
 
 def assembled(ptx: str, arch: int) -> dict:

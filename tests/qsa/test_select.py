@@ -42,23 +42,22 @@ class Case:
     All of its numbers are e4m3's too, so that the definition is the same for either ``dtype``.
     """
 
-    def __init__(self, lengths, queries, kinds=None, dtype=torch.bfloat16, page=PAGE):
-        self.page = page
-        self.batch = Batch(lengths, queries, page_size=page, ratio=RATIO)
-        self.cache = nan_pages(self.batch.num_pages, page, 1, WIDTH)
+    def __init__(self, lengths, queries, kinds=None, dtype=torch.bfloat16):
+        self.batch = Batch(lengths, queries, page_size=PAGE, ratio=RATIO)
+        self.cache = nan_pages(self.batch.num_pages, PAGE, 1, WIDTH)
         pool = whole(kinds or 1, WIDTH)
         for request, length in enumerate(lengths):
             for group in range(length // RATIO):
-                slot = self.batch.slot(request, group, page)
+                slot = self.batch.slot(request, group, PAGE)
                 key = pool[torch.randint(kinds, (1,))] if kinds else whole(1, WIDTH)
-                self.cache[slot // page, slot % page] = key
+                self.cache[slot // PAGE, slot % PAGE] = key
         self.q = whole(sum(queries), HEADS, WIDTH).to(dtype)
         self.cache = self.cache.to(dtype)
 
     def scores(self, row: int) -> list[float]:
         request, count = int(self.batch.token_to_req[row]), int(self.batch.visible[row])
-        slots = [self.batch.slot(request, group, self.page) for group in range(count)]
-        keys = [self.cache[s // self.page, s % self.page, 0].float() for s in slots]
+        slots = [self.batch.slot(request, group, PAGE) for group in range(count)]
+        keys = [self.cache[s // PAGE, s % PAGE, 0].float() for s in slots]
         keys = torch.stack(keys) if slots else torch.empty(0, WIDTH)
         return torch.relu(self.q[row].float() @ keys.T).sum(0).tolist()
 
@@ -114,16 +113,6 @@ def test_prefill(module, kinds, keep, dtype):
     """Uneven requests; 2 of up to 5 runs and 16 of 80 groups, so that both levels rank."""
     case = Case([320, 3, 17, 70], [13, 3, 17, 1], kinds, dtype)
     assert torch.equal(case.prefill(module, keep), case.by_rank(keep))
-
-
-@DTYPES
-@pytest.mark.parametrize("page", [64, 72])
-def test_a_tile_of_keys_on_one_page_or_two(page, dtype):
-    """What pages of 64 groups and more have: the second begins anywhere in a tile, and the last tile ends with no page."""
-    case = Case([1180, 288, 70], [5, 3, 2], 40, dtype, page)
-    assert torch.equal(case.prefill(select, 16), case.by_rank(16))
-    case = Case([1180, 288, 576], [2, 2, 2], 40, dtype, page)
-    assert torch.equal(case.decode(select, 16), case.by_rank(16))
 
 
 @MODULES
@@ -256,32 +245,6 @@ def test_one_warp_group_where_there_are_such(monkeypatch, capability, warps):
     platform = SimpleNamespace(has_device_capability=lambda least: capability >= least)
     monkeypatch.setattr(score, "current_platform", platform)
     assert score._prompt_warps() == warps
-
-
-@pytest.mark.parametrize("at_once", [82, 396])
-@pytest.mark.parametrize("row_tiles, key_tiles", [(7, 977), (22, 256), (64, 32), (6400, 977), (1, 9)])
-def test_no_few_programs_are_left_over(at_once, row_tiles, key_tiles):
-    """A GPU that runs ``at_once`` is used to nine tenths where tiles are many, and no program takes many more than it may."""
-    tiles = score._prompt_tiles(row_tiles, key_tiles, at_once)
-    assert 1 <= tiles <= 1.1 * score._PROMPT_TILES
-    programs = row_tiles * -(-key_tiles // tiles)
-    if row_tiles * key_tiles >= 20 * at_once and key_tiles >= 200:
-        assert row_tiles * key_tiles / (-(-programs // at_once) * tiles * at_once) > 0.9
-
-
-@pytest.mark.parametrize(
-    "rows, most, query_len, step",
-    [
-        (2048, 238, 0, 224),
-        (2048, 910, 0, 704),
-        (2048, 5000, 0, 2048),
-        (40, 31, 0, 20),
-        (40, 32, 0, 32),
-        (40, 33, 1, 20),
-    ],
-)
-def test_launches_end_where_tiles_of_rows_do(rows, most, query_len, step):
-    assert score.rows_at_once(rows, most, query_len) == step
 
 
 def test_parts_are_of_one_size(monkeypatch, work_space):

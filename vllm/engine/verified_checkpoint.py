@@ -45,6 +45,14 @@ class Nvfp4NeedsGpu(Finding):
     )
 
 
+class Nvfp4Attention(Finding):
+    what = "q, k or v of sparse attention are packed as NVFP4"
+    remedy = (
+        "Upstream builds these three with 16-bit weights under ModelOpt's NVFP4, whatever the checkpoint says, and would "
+        "stop while loading. Quantize again with self_attn.q_proj, k_proj and v_proj in exclude_modules."
+    )
+
+
 class TableRefused(Finding):
     what = "The n-gram table cannot be read"
 
@@ -156,6 +164,9 @@ def _table(checkpoint: Checkpoint) -> Iterator[Finding]:
             logger.info("n-gram table of layer %d: %d rows, %s", layer - 1, table.rows.rows, table)
 
 
+_QKV = tuple(f".self_attn.{part}_proj" for part in "qkv")
+
+
 def nvfp4(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Say how this platform computes with NVFP4 weights, or that it cannot.
 
@@ -168,6 +179,9 @@ def nvfp4(checkpoint: Checkpoint) -> Iterator[Finding]:
         if storage.kind == "nvfp4" and checkpoint.modules[name].kind != "ngram_table"
     ]
     if not names:
+        return
+    if packed := [name for name in names if name.endswith(_QKV)]:
+        yield Nvfp4Attention(packed[0], "BF16", f"NVFP4, as {len(packed) - 1} more")
         return
     wanted = f"an NVIDIA GPU for {len(names)} modules, the first of them {names[0]}"
     if current_platform.is_cpu():

@@ -20,7 +20,7 @@ from vllm.triton_utils import tl, triton
 
 from ..qsa_workspace import indexer_workspace
 from .best import bound, count_from, keep_best, least
-from .score import BLOCK_N, RUN, rows_at_once, score_groups
+from .score import BLOCK_N, RUN, score_groups
 
 # Integers that one program holds: 64 in each of 512 threads, of which ptxas spills 18 on some cards.
 _MOST_IN_REGISTERS = 32768
@@ -129,7 +129,7 @@ def _select_chunks(
     per_row = columns + columns // RUN
     space = indexer_workspace(q.device, 4 * per_row)
     most = space.numel() // per_row
-    step = rows_at_once(rows, most, query_len)
+    step = triton.cdiv(rows, triton.cdiv(rows, most))
     for first in range(0, rows, step):
         count = min(step, rows - first)
         keys = space[: count * columns].view(count, columns)
