@@ -155,7 +155,8 @@ def platform(monkeypatch, cpu: bool):
     [
         (True, "int8", None, "reference"),
         (True, "bf16", "ours", "ours"),
-        (False, "bf16", None, "upstream"),
+        (False, "bf16", None, "ours"),
+        (False, "bf16", "upstream", "upstream"),
         (False, "bf16", "ours", "ours"),
         (False, "fp8", None, "ours"),
         (False, "fp8", "upstream", "upstream"),
