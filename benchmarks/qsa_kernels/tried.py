@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -73,8 +73,20 @@ def candidates(form: KVFormat) -> list[Tile]:
     return list(dict.fromkeys([tile for (_, of), tile in TILES.items() if of is form] + tried))
 
 
+def without_columns(asked: Queries) -> Queries:
+    """The same rows with nothing selected."""
+    selected = torch.full_like(asked.selected, -1)
+    selected[:, -1] = 0
+    return replace(asked, selected=selected)
+
+
 def compile_all(tiles: list[Tile], cache: Paged, asked: Queries) -> None:
-    """Let several threads compile what will be timed; whatever does not compile fails again when it is timed."""
+    """Let several threads compile what will be timed; whatever does not compile fails again when it is timed.
+
+    They launch it as well, over one workspace, where each would read places and states that another writes: so rows have
+    no columns, and end before that.
+    """
+    asked = without_columns(asked)
 
     def one(job: tuple[Tile, bool]) -> None:
         with contextlib.suppress(Exception):

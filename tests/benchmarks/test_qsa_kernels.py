@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from benchmarks.qsa_kernels import __main__ as command
 from benchmarks.qsa_kernels import check, inputs, roofline, tried
@@ -45,6 +46,21 @@ def test_what_a_sweep_tries_has_the_tables_tile():
     for form in command.FORMATS:
         assert 4 <= len(tried.candidates(form)) <= 10
         assert {TILES[86, form], TILES[90, form]} <= set(tried.candidates(form))
+
+
+def test_what_is_compiled_ahead_has_no_columns(monkeypatch):
+    """Threads launch it at once over one workspace."""
+    shape, launched = command.small(), []
+    monkeypatch.setattr(
+        tried, "ours", lambda tile: SimpleNamespace(attention=lambda *call: launched.append((tile, *call)))
+    )
+    asked, tiles = inputs.queries(shape, 1, 3, 66, "cpu"), [Tile(16, split, 1, 1, 1) for split in (16, 32)]
+    tried.compile_all(tiles, None, asked)
+    assert len({(tile, prefill) for tile, _, _, prefill in launched}) == len(launched) == 4
+    for _, _, rows, _ in launched:
+        assert rows.selected.shape == asked.selected.shape and rows.selected[:, -1].tolist() == [0, 0, 0]
+        assert rows.selected[:, :-1].max() == -1
+    assert asked.selected[:, -1].min() > 0 and torch.equal(launched[0][2].q, asked.q)
 
 
 def test_a_wrong_kernel_is_not_timed(monkeypatch):
