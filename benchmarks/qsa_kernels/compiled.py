@@ -2,6 +2,7 @@
 
     python -m benchmarks.qsa_kernels.compiled --out docs/ampere-multigpu/benches/qsa-compiled.json
     python -m benchmarks.qsa_kernels.compiled --table --out FILE     only what tiles.py names
+    python -m benchmarks.qsa_kernels.compiled --wide --table --out FILE     in pools with farther rows
 
 Triton makes code for any target; cuobjdump, which comes with it, reports registers and stack, and nvdisasm the
 instructions of the loop over tiles.  Counted is the loop's one large block: instructions that a warp issues for
@@ -65,17 +66,20 @@ _FLOATS = ("score_scale", "value_scale")
 _ROUND = ("q_row", "q_head", "gate_row", "gate_head", "out_row", "out_head")
 
 
-def layout(form: KVFormat, dim: int, kv_heads: int) -> Layout:
-    """Of a cache as vLLM allocates it, blocks one after the other."""
+def layout(form: KVFormat, dim: int, kv_heads: int, wide: bool) -> Layout:
+    """Of a cache as vLLM allocates it, blocks one after the other; ``wide``: with places of farther ones."""
     words = form.content(dim) * form.dtype.itemsize // (2 if form is BF16 else 4)
     value_shift = words // 2 % (8 if form is BF16 else 4)
     head = BLOCK_SIZE * words
     return Layout(
-        BLOCK_SIZE, words, kv_heads * BLOCK_SIZE, 1, head, 0, head, value_shift, head if form.scaled_rows else 0
-    )
+        BLOCK_SIZE, words, kv_heads * BLOCK_SIZE, 1, head, 0, head, value_shift, head if form.scaled_rows else 0,
+        BLOCK_SIZE.bit_length() if wide else 0,
+    )  # fmt: skip
 
 
-def arguments(kind: str, form: KVFormat, tile: Tile, stages: int) -> tuple[dict[str, str], dict[str, object]]:
+def arguments(
+    kind: str, form: KVFormat, tile: Tile, stages: int, wide: bool
+) -> tuple[dict[str, str], dict[str, object]]:
     """Types of a kernel's arguments, and the values of those that are compiled in."""
     shape = published()
     absent = set() if form.scaled_rows else {"key_scales", "value_scales"}
@@ -85,7 +89,7 @@ def arguments(kind: str, form: KVFormat, tile: Tile, stages: int) -> tuple[dict[
         "place": {"section"},
     }.get(kind, set())
     sizes = {
-        "FORM": form.name, "LAYOUT": layout(form, shape.dim, shape.kv_heads), "WIDTH": shape.width,
+        "FORM": form.name, "LAYOUT": layout(form, shape.dim, shape.kv_heads, wide), "WIDTH": shape.width,
         "GROUP": shape.group, "BLOCK_M": 16, "DIM": shape.dim, "BLOCK_N": tile.block_n, "SPLIT": tile.split,
         "STAGES": stages, "PLACES": 2208, "BLOCK": places.BLOCK, "SPLITS": -(-shape.width // tile.split),
         "LANES": 1 << (-(-shape.width // tile.split) - 1).bit_length(), "PART": joining.PART, "HEADS": shape.heads,
@@ -104,12 +108,12 @@ def arguments(kind: str, form: KVFormat, tile: Tile, stages: int) -> tuple[dict[
     return types, constants
 
 
-def measure(kind: str, form: KVFormat, arch: int, tile: Tile) -> dict:
+def measure(kind: str, form: KVFormat, arch: int, tile: Tile, wide: bool = False) -> dict:
     """Compile one kernel; resources, and instructions of the loop by kind."""
     function = (KERNELS | ENDS)[kind]
     warps = WARPS.get(kind, tile.warps)
     stages = tile.decode_stages if kind == "decode" else tile.prefill_stages
-    types, constants = arguments(kind, form, tile, stages)
+    types, constants = arguments(kind, form, tile, stages, wide)
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(function.arg_names)
@@ -120,7 +124,7 @@ def measure(kind: str, form: KVFormat, arch: int, tile: Tile) -> dict:
         options["maxnreg"] = tile.registers
     made = triton.compile(ASTSource(function, types, constants, aligned), GPUTarget("cuda", arch, 32), options)
     return {
-        "kernel": kind, "format": form.name, "arch": arch, "block_n": tile.block_n, "split": tile.split,
+        "kernel": kind, "format": form.name, "wide": wide, "arch": arch, "block_n": tile.block_n, "split": tile.split,
         "warps": warps, "stages": stages, "limited": kind in KERNELS and tile.registers is not None, "shared": made.metadata.shared, **_assembled(made.asm["cubin"]),
     }  # fmt: skip
 
@@ -168,6 +172,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.qsa_kernels.compiled", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--table", action="store_true", help="the tiles in use only, every kernel")
+    parser.add_argument("--wide", action="store_true", help="layouts whose farthest row no int32 counts")
     parser.add_argument("--arch", type=int, nargs="+", choices=ARCHS, default=ARCHS)
     parser.add_argument("--kernels", nargs="+", choices=(*KERNELS, *ENDS), default=(*KERNELS, *ENDS))
     args = parser.parse_args(argv)
@@ -180,7 +185,7 @@ def main(argv: list[str] | None = None) -> int:
         jobs += [("prefill", form, 86, tile) for form in FORMATS for tile in candidates()]
     samples = []
     for job in jobs:
-        samples.append(measure(*job) | {"in_use": job[3] is TILES[job[2], job[1]]})
+        samples.append(measure(*job, args.wide) | {"in_use": job[3] is TILES[job[2], job[1]]})
         print(samples[-1], flush=True)
     used = [sample for sample in samples if sample["in_use"]]
     room = max(sample["shared"] / SHARED_LIMIT[sample["arch"]] for sample in used)

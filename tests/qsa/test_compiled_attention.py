@@ -20,10 +20,14 @@ def compiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compiled")
     environment = os.environ | {"TRITON_CACHE_DIR": str(folder / "cache"), "TRITON_DEFAULT_FP_FUSION": "0"}
     jobs = []
-    for archs, kinds in (((80, 89), BOTH), ((90,), BOTH), ((86,), (*BOTH, "section", "join", "finish", "place"))):
-        out = folder / f"qsa-{archs[0]}.json"
+    far = ("decode", "prefill", "section", "place")
+    for archs, kinds, options in (
+        ((80, 89), BOTH, ()), ((90,), BOTH, ()), ((86,), (*BOTH, "section", "join", "finish", "place"), ()),
+        ((86,), far, ("--wide",)),
+    ):  # fmt: skip
+        out = folder / f"qsa-{archs[0]}{''.join(options)}.json"
         command = [sys.executable, "-m", "benchmarks.qsa_kernels.compiled", "--table", "--out", str(out)]
-        command += ["--arch", *map(str, archs), "--kernels", *kinds]
+        command += ["--arch", *map(str, archs), "--kernels", *kinds, *options]
         jobs.append(
             (out, subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
         )
@@ -35,11 +39,17 @@ def compiled(tmp_path_factory):
 
 
 def test_every_kernel_compiles_for_every_card(compiled):
-    made = {(sample["kernel"], sample["format"], sample["arch"]) for sample in compiled}
+    made = {
+        wide: {(sample["kernel"], sample["format"], sample["arch"]) for sample in compiled if sample["wide"] == wide}
+        for wide in (False, True)
+    }
     expected = {(kind, form.name, arch) for kind in ("decode", "prefill") for form, arch in formats_and_archs()}
     # The others on one card: prefill's kernel with a state to start from, and two without products.
     expected |= {("section", form.name, 86) for form in (BF16, FP8, INT8)}
-    assert made == expected | {(kind, "bf16", 86) for kind in ("join", "finish", "place")}
+    assert made[False] == expected | {(kind, "bf16", 86) for kind in ("join", "finish", "place")}
+    # Places of a large pool, on the card with the least room.
+    far = {(kind, form.name, 86) for kind in (*BOTH, "section") for form in (BF16, FP8, INT8)}
+    assert made[True] == far | {("place", "bf16", 86)}
     assert {(arch, form) for form, arch in formats_and_archs()} == set(TILES)
 
 

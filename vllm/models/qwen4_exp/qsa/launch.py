@@ -10,6 +10,8 @@ from .formats import BF16, FP8, INT8, KVFormat
 
 # So much do Triton's loads want of a pointer to be as wide as they can.
 _ALIGNED = 16
+# Places, and distances between heads, that an int32 holds.
+_INT32 = 2**31
 _BY_DTYPE = {form.dtype: form for form in (BF16, FP8, INT8)}
 
 
@@ -23,6 +25,8 @@ class Layout(NamedTuple):
     Those elements are bf16, or 32-bit words of four one-byte numbers; of scales, fp32.
     A token's row is ``unit * (block * block_units + place * token_units)`` after the first.
     ``*_head`` are strides, ``*_shift`` the distance from the aligned pointer that is passed to the first row.
+    ``within_bits`` is 0 where an int32 holds that sum, and distances between heads.  In larger pools, whose rows are listed
+    otherwise (``places.py``), it is how many bits a place in a block takes, one at least.
     """
 
     block_size: int
@@ -34,6 +38,7 @@ class Layout(NamedTuple):
     value_head: int
     value_shift: int
     scale_head: int
+    within_bits: int
 
 
 def require(holds: bool, what: str, expected: object, got: object) -> None:
@@ -97,13 +102,16 @@ def rows_of(
             require(scales.stride() == expected, f"strides of {what}", expected, scales.stride())
             scale_head = scales.stride(2)
     unit = math.gcd(*strides[:2]) or 1
-    block_units, token_units = (stride // unit for stride in strides[:2])
-    # places.py has a token's place in an int32: tens of GB at the least, as rows lie.
-    last = (keys.shape[0] - 1) * block_units + (keys.shape[1] - 1) * token_units
-    require(last < 2**31, f"rows in steps of {unit} elements", f"{2**31} at most", last + 1)
+    last = ((keys.shape[0] - 1) * strides[0] + (keys.shape[1] - 1) * strides[1]) // unit
+    # Blocks that hold several layers may be no more than a multiple of 8 bytes apart: then 16 GiB are the most.
+    wide = max(last, (keys.shape[2] - 1) * max(strides[2], value_strides[2], scale_head)) >= _INT32
+    within_bits = max(1, (keys.shape[1] - 1).bit_length()) if wide else 0
+    most = 2**31 >> within_bits
+    require(not wide or keys.shape[0] <= most, f"blocks of {keys.shape[1]} tokens", f"{most} at most", keys.shape[0])
     layout = Layout(
-        keys.shape[1], unit, block_units, token_units, strides[2], key_shift, value_strides[2], value_shift, scale_head
-    )
+        keys.shape[1], unit, strides[0] // unit, strides[1] // unit, strides[2], key_shift, value_strides[2],
+        value_shift, scale_head, within_bits,
+    )  # fmt: skip
     return Rows(form, keys.shape[0], layout, key_base, value_base, key_scales, value_scales)
 
 

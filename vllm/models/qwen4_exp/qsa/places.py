@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where listed tokens lie: the distance of a token's row from the first, in ``launch.Layout``'s units, as an int32.
 
+Of a pool in which an int32 does not hold that, it is the block and the place in it, side by side
+(``within_bits``).  On sm_86 a tile of an int8 prompt is 730 instructions then, instead of 592; with
+distances as int64 it would be 864.
+
 A prompt's rows are read by a program for every K/V head, once as keys and once as values,
 and each lane of a program copies parts of many rows.  Looked up there, the block table is
 read, tokens are divided by the block size and both are checked some sixty times for every
@@ -23,12 +27,28 @@ BLOCK = 512
 
 @triton.jit
 def places_of(token, table, table_width, num_blocks, LAYOUT: tl.constexpr):
-    """The places of ``token``, int32; -1 where it is negative, or its block not in the table or the pool."""
+    """The places of ``token``; -1 where it is negative, or its block not in the table or the pool."""
     page = tl.maximum(token, 0) // LAYOUT.block_size
     there = (token >= 0) & (page < table_width)
     block = tl.load(table + page, mask=there, other=-1)
-    place = block * LAYOUT.block_units + tl.maximum(token, 0) % LAYOUT.block_size * LAYOUT.token_units
+    within = tl.maximum(token, 0) % LAYOUT.block_size
+    if LAYOUT.within_bits:
+        place = (block << LAYOUT.within_bits) + within
+    else:
+        place = block * LAYOUT.block_units + within * LAYOUT.token_units
     return tl.where(there & (block >= 0) & (block < num_blocks), place, -1)
+
+
+@triton.jit
+def row_at(place, LAYOUT: tl.constexpr):
+    """How far from the first row the one at ``place`` is, in elements, int64; anything of a negative ``place``."""
+    if LAYOUT.within_bits:
+        # As if blocks had 2^within_bits tokens, and what they lie farther apart than that, or less far.
+        more: tl.constexpr = LAYOUT.unit * (LAYOUT.block_units - (LAYOUT.token_units << LAYOUT.within_bits))
+        token: tl.constexpr = LAYOUT.unit * LAYOUT.token_units
+        return place.to(tl.int64) * token + (place >> LAYOUT.within_bits).to(tl.int64) * more
+    else:
+        return place.to(tl.int64) * LAYOUT.unit
 
 
 @triton.jit

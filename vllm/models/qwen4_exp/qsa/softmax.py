@@ -18,6 +18,7 @@ from vllm.triton_utils import tl, triton
 from . import state
 from .e4m3 import infinite_to_nan
 from .operands import exponent_of, load_keys, load_values, offset_of, products, unscale
+from .places import row_at
 
 NOTHING = tl.constexpr(state.NOTHING)
 # Columns of the smallest product.
@@ -81,7 +82,9 @@ def add_columns(
     """
     # What is not there is never read: an unused page may hold NaN, and zero times NaN is NaN.
     valid = place >= 0
-    at = place.to(tl.int64) * LAYOUT.unit
+    if LAYOUT.within_bits:  # heads may be as far apart as anything
+        kv_head = kv_head.to(tl.int64)
+    at = row_at(place, LAYOUT)
     k = load_keys(keys + kv_head * LAYOUT.key_head + LAYOUT.key_shift, at, valid, FORM, DIM)
     v = load_values(values + kv_head * LAYOUT.value_head + LAYOUT.value_shift, at, valid, FORM, DIM)
 
