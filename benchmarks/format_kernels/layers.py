@@ -51,6 +51,14 @@ def _load(layer: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> int:
     return sum(t.nbytes for name, t in tensors.items() if name not in _UNREAD)
 
 
+def _fill(layer: torch.nn.Module, product: str, expert: int, tensors: dict[str, torch.Tensor]) -> int:
+    """Put one expert's tensors into the layer's; returns as `_load`."""
+    for name, tensor in tensors.items():
+        # A single number is that of gate and up alike.
+        getattr(layer, f"{product}_{name}").data[expert].copy_(tensor)
+    return sum(tensor.nbytes for name, tensor in tensors.items() if name not in _UNREAD)
+
+
 def _linear(case: Case, geometry: Geometry, device: str, seen: Collection[str]) -> Built | None:
     from vllm.model_executor.layers.linear import ReplicatedLinear
 
@@ -127,11 +135,7 @@ def _experts(case: Case, geometry: Geometry, device: str, seen: Collection[str])
         # Gate and up are one matrix here; with the outputs stacked it is what two tensors would give.
         for product, outputs, inputs in (("w13", 2 * inner, case.inputs), ("w2", case.inputs, inner)):
             tensors, dequantized = packed(outputs, inputs, case.scheme, case.layout, device)
-            for name in _OF_EXPERTS[case.layout]:
-                tensor = tensors[name]
-                # A single number is that of gate and up alike.
-                getattr(layer, f"{product}_{name}").data[expert].copy_(tensor if tensor.dim() > 1 else tensor[0])
-                size += 0 if name in _UNREAD else tensor.nbytes
+            size += _fill(layer, product, expert, {name: tensors[name] for name in _OF_EXPERTS[case.layout]})
             plain[product].append(dequantized)
     method = layer.quant_method
     method.process_weights_after_loading(layer)

@@ -15,11 +15,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from demo.checkpoint.formats import modelopt
 from demo.checkpoint.layout import INDEX
 
 FORMS = ["scaled", "scaled-f32", "row-scaled", "row-scaled-int8", "nvfp4"]
-
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 @dataclass
@@ -50,18 +49,9 @@ def encode(values: torch.Tensor, form: str, dtype: torch.dtype = torch.bfloat16)
         codes = codes.round().to(torch.int8) if int8 else codes.to(torch.float8_e4m3fn)
         return Coded(codes.float() * scale.float(), {"weight": codes, "weight_scale": scale})
     assert form == "nvfp4", form
-    blocks = values.view(len(values), -1, 16)
-    table_scale = values.abs().max() / (6 * 448)
-    scale = (blocks.abs().amax(2) / 6 / table_scale).to(torch.float8_e4m3fn)
-    steps = scale.float()[..., None] * table_scale
-    codes = (blocks / steps.clamp_min(1e-12)).unsqueeze(-1).sub(E2M1).abs().argmin(-1)
-    packed = codes.view(len(values), -1, 2).to(torch.uint8)
-    packed = packed[..., 0] | packed[..., 1] << 4
-    return Coded(
-        (E2M1[codes] * steps).view_as(values),
-        {"weight": packed, "weight_scale": scale},
-        {"weight_scale_2": table_scale.reshape(1)},
-    )
+    over = modelopt.overall([values])
+    codes, scale, numbers = modelopt.rounded(values, over)
+    return Coded(numbers, {"weight": codes, "weight_scale": scale}, {"weight_scale_2": over.reshape(1)})
 
 
 _SHARD = re.compile(r"(?P<layer>.*ngram_embedding)\.shard_(?P<index>\d+)\.weight$")

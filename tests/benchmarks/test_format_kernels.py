@@ -2,12 +2,16 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from benchmarks import record
 from benchmarks.format_kernels import __main__ as command
-from benchmarks.format_kernels.cases import Geometry, cases
+from benchmarks.format_kernels.cases import MODELOPT, Geometry, cases
+from benchmarks.format_kernels.layers import _fill
+from benchmarks.format_kernels.packed import packed
 from demo.checkpoint.mixes import PUBLISHED
 
 
@@ -92,6 +96,22 @@ def test_parts_are_joined_and_what_one_part_measured_is_no_error(tmp_path):
     record.write(Path(paths[0]), settings, [], [], "1 x another card", measured="b")
     with pytest.raises(SystemExit, match="different hardware"):
         join(paths, tmp_path / "formats-all.json")
+
+
+def test_an_experts_single_numbers_are_those_of_gate_and_up():
+    tensors, _ = packed(64, 128, None, MODELOPT, "cpu")
+    assert tensors["weight_scale_2"].shape == ()
+    layer = SimpleNamespace(
+        w13_weight=torch.zeros(2, 64, 64, dtype=torch.uint8),
+        w13_weight_scale=torch.zeros(2, 64, 8, dtype=torch.float8_e4m3fn),
+        w13_weight_scale_2=torch.zeros(2, 2),
+        w13_input_scale=torch.zeros(2, 2),
+    )
+    size = _fill(layer, "w13", 1, tensors)
+    assert layer.w13_weight_scale_2.tolist() == [[0, 0], [tensors["weight_scale_2"].item()] * 2]
+    assert torch.equal(layer.w13_weight[1], tensors["weight"]) and not layer.w13_weight[0].any()
+    # Nobody reads the activations' scale.
+    assert size == 64 * 64 + 64 * 8 + 4
 
 
 def test_nvfp4_is_measured_where_it_has_kernels():

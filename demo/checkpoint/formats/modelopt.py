@@ -18,11 +18,9 @@ def overall(weights: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.stack([weight.abs().max() for weight in weights]).max().float() / (SIZES[-1] * _E4M3_LARGEST)
 
 
-def packed(weight: torch.Tensor, over: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Tensors of one module, and the bfloat16 weight [outputs, inputs] that they stand for.
-
-    `weight` uint8 [outputs, inputs / 2], the even input in the lower half; `weight_scale` e4m3 [outputs, inputs / 16];
-    `weight_scale_2`, which is `over`, and `input_scale` float32 [].
+def rounded(weight: torch.Tensor, over: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes uint8 [outputs, inputs / 2], the even input in the lower half; scales e4m3 [outputs, inputs / 16]; and the
+    numbers that they stand for with `over`, float32 [outputs, inputs].
     """
     outputs, inputs = weight.shape
     grouped = weight.float().view(outputs, inputs // GROUP, GROUP)
@@ -33,14 +31,23 @@ def packed(weight: torch.Tensor, over: torch.Tensor) -> tuple[dict[str, torch.Te
     # A group of zeros has a scale of zero: its codes are zero too.
     size = torch.bucketize((grouped / wide).nan_to_num(0.0).abs(), middles)
     code = (size | (grouped < 0).long() << 3).view(outputs, inputs).to(torch.uint8)
-    plain = (sizes[size] * torch.where(grouped < 0, -1.0, 1.0) * wide).view(outputs, inputs).to(torch.bfloat16)
+    numbers = (sizes[size] * torch.where(grouped < 0, -1.0, 1.0) * wide).view(outputs, inputs)
+    return code[:, ::2] | code[:, 1::2] << 4, scale, numbers
+
+
+def packed(weight: torch.Tensor, over: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Tensors of one module, and the bfloat16 weight [outputs, inputs] that they stand for.
+
+    `weight` and `weight_scale` as of `rounded`; `weight_scale_2`, which is `over`, and `input_scale` float32 [].
+    """
+    codes, scale, numbers = rounded(weight, over)
     tensors = {
-        "weight": code[:, ::2] | code[:, 1::2] << 4,
+        "weight": codes,
         "weight_scale": scale,
         "weight_scale_2": over.clone(),
         "input_scale": torch.ones((), device=weight.device),
     }
-    return tensors, plain
+    return tensors, numbers.to(torch.bfloat16)
 
 
 def config(unquantized: list[str]) -> dict:
