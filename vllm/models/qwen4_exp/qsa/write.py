@@ -67,6 +67,25 @@ def _store_row(x, row_ptr, scale_ptr, tensor_scale, dims, mask, KIND: tl.constex
 
 
 @triton.jit
+def _store_in_slot(
+    x, slot, head, rows, row_block, row_slot, row_head, scales, scale_block, scale_slot, scale_head, tensor_scale, dims,
+    mask, BLOCK_SIZE: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """``_store_row`` of one head where the cache has ``slot``, which is not negative; strides as of ``rows`` and ``scales``."""
+    block = slot // BLOCK_SIZE
+    offset = slot % BLOCK_SIZE
+    _store_row(
+        x.to(tl.float32),
+        rows + block * row_block + offset * row_slot + head * row_head,
+        scales + block * scale_block + offset * scale_slot + head * scale_head,
+        tensor_scale,
+        dims,
+        mask,
+        KIND,
+    )
+
+
+@triton.jit
 def _write_rows_kernel(
     key_ptr,
     value_ptr,
@@ -102,30 +121,18 @@ def _write_rows_kernel(
     slot = tl.load(slots_ptr + token).to(tl.int64)
     if slot < 0:
         return
-    block = slot // BLOCK_SIZE
-    offset = slot % BLOCK_SIZE
     dims = tl.arange(0, triton.next_power_of_2(D))
     mask = dims < D
     k = tl.load(key_ptr + token * stride_key_token + head * stride_key_head + dims, mask=mask, other=0.0)
-    _store_row(
-        k.to(tl.float32),
-        keys_ptr + block * stride_keys_block + offset * stride_keys_slot + head * stride_keys_head,
-        key_scales_ptr + block * stride_kscale_block + offset * stride_kscale_slot + head * stride_kscale_head,
-        k_scale,
-        dims,
-        mask,
-        KIND,
-    )
+    _store_in_slot(
+        k, slot, head, keys_ptr, stride_keys_block, stride_keys_slot, stride_keys_head, key_scales_ptr,
+        stride_kscale_block, stride_kscale_slot, stride_kscale_head, k_scale, dims, mask, BLOCK_SIZE, KIND,
+    )  # fmt: skip
     v = tl.load(value_ptr + token * stride_value_token + head * stride_value_head + dims, mask=mask, other=0.0)
-    _store_row(
-        v.to(tl.float32),
-        values_ptr + block * stride_values_block + offset * stride_values_slot + head * stride_values_head,
-        value_scales_ptr + block * stride_vscale_block + offset * stride_vscale_slot + head * stride_vscale_head,
-        v_scale,
-        dims,
-        mask,
-        KIND,
-    )
+    _store_in_slot(
+        v, slot, head, values_ptr, stride_values_block, stride_values_slot, stride_values_head, value_scales_ptr,
+        stride_vscale_block, stride_vscale_slot, stride_vscale_head, v_scale, dims, mask, BLOCK_SIZE, KIND,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["first_program"])
@@ -186,21 +193,11 @@ def norm_rope_gate_write_kernel(
         v = tl.load(row_ptr + (2 * Q_HEADS + KV_HEADS + kv_head) * D + dims, mask=mask, other=0.0)
         slot = tl.load(slots_ptr + token).to(tl.int64)
         tl.debug_barrier()
-        block = slot // BLOCK_SIZE
-        offset = slot % BLOCK_SIZE
         if slot >= 0:
-            _store_row(
-                v.to(tl.float32),
-                values_ptr + block * stride_values_block + offset * stride_values_slot + kv_head * stride_values_head,
-                value_scales_ptr
-                + block * stride_vscale_block
-                + offset * stride_vscale_slot
-                + kv_head * stride_vscale_head,
-                v_scale,
-                dims,
-                mask,
-                KIND,
-            )
+            _store_in_slot(
+                v, slot, kv_head, values_ptr, stride_values_block, stride_values_slot, stride_values_head, value_scales_ptr,
+                stride_vscale_block, stride_vscale_slot, stride_vscale_head, v_scale, dims, mask, BLOCK_SIZE, KIND,
+            )  # fmt: skip
         return
 
     is_key = head >= Q_HEADS
@@ -247,21 +244,11 @@ def norm_rope_gate_write_kernel(
     turned = tl.where(low, y * cos - other * sin, y * cos + other * sin)
     y = tl.where(rotated, turned, y).to(tl.bfloat16)
     if is_key:
-        block = slot // BLOCK_SIZE
-        offset = slot % BLOCK_SIZE
         if slot >= 0:
-            _store_row(
-                y.to(tl.float32),
-                keys_ptr + block * stride_keys_block + offset * stride_keys_slot + kv_head * stride_keys_head,
-                key_scales_ptr
-                + block * stride_kscale_block
-                + offset * stride_kscale_slot
-                + kv_head * stride_kscale_head,
-                k_scale,
-                dims,
-                mask,
-                KIND,
-            )
+            _store_in_slot(
+                y, slot, kv_head, keys_ptr, stride_keys_block, stride_keys_slot, stride_keys_head, key_scales_ptr,
+                stride_kscale_block, stride_kscale_slot, stride_kscale_head, k_scale, dims, mask, BLOCK_SIZE, KIND,
+            )  # fmt: skip
     else:
         out = (token * Q_HEADS + head) * D + dims
         tl.store(q_out_ptr + out, y, mask=mask)
