@@ -98,10 +98,8 @@ def _selection(record: dict) -> Iterator[str]:
     writes: dict[int, dict[tuple[str, str], float]] = {}
     for row in record["samples"]:
         if row["part"] == "write":
-            # "both parts", or "both launches" in a record of when there were two.
-            what = row["what"].split()[0]
-            writes.setdefault(row["tokens"], {})[what, row["format"]] = row["graph_microseconds"]
-    columns = [("upstream", "bf16"), *(("both", form) for form in ("bf16", "fp8", "int8"))]
+            writes.setdefault(row["tokens"], {})[row["what"], row["format"]] = row["graph_microseconds"]
+    columns = [("upstream", "bf16"), *(("both parts", form) for form in ("bf16", "fp8", "int8"))]
     rows = [
         [f"{tokens:,}", *(f"{found[column]:.1f}" if column in found else "–" for column in columns)]
         for tokens, found in sorted(writes.items())
