@@ -31,37 +31,40 @@ import torch
 
 from vllm.triton_utils import tl, triton
 
+from .pairs import two_of_each
+
 LARGEST = 448.0
 # Of operands.
 SCALE = 144.0
+_APART = tl.constexpr("""{
+    .reg .b32 number, sign;
+    shl.b32 number, $2, 7;
+    shl.b32 sign, $2, 8;
+    and.b32 number, number, 0x3F803F80;
+    lop3.b32 $0, sign, 0x80008000, number, 0xEA;
+    shr.u32 number, $2, 1;
+    and.b32 number, number, 0x3F803F80;
+    lop3.b32 $1, $2, 0x80008000, number, 0xEA;
+}""")
+
+
+@triton.jit
+def spread(codes, NUMBER: tl.constexpr, SIGN: tl.constexpr):
+    """Integers of two codes for every 16 bits -> bits of fp16 of the lower and of the upper ones.
+
+    ``NUMBER`` and ``SIGN``: 0x3F80 and 0x8000, as often as they fit, as signed integers.
+    """
+    return ((codes << 7) & NUMBER) | ((codes << 8) & SIGN), ((codes >> 1) & NUMBER) | (codes & SIGN)
 
 
 @triton.jit
 def apart(pairs, INTERPRETED: tl.constexpr):
     """int16 of two codes each -> bits of fp16 of the lower and of the upper ones."""
     if INTERPRETED:
-        lower = ((pairs << 7) & 0x3F80) | ((pairs << 8) & -0x8000)
-        upper = ((pairs >> 1) & 0x3F80) | (pairs & -0x8000)
+        lower, upper = spread(pairs, 0x3F80, -0x8000)
         return lower.to(tl.float16, bitcast=True), upper.to(tl.float16, bitcast=True)
     else:
-        # Two pairs in a register: as numbers of 16 bits the compiler would take them apart first.
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 number, sign;
-            shl.b32 number, $2, 7;
-            shl.b32 sign, $2, 8;
-            and.b32 number, number, 0x3F803F80;
-            lop3.b32 $0, sign, 0x80008000, number, 0xEA;
-            shr.u32 number, $2, 1;
-            and.b32 number, number, 0x3F803F80;
-            lop3.b32 $1, $2, 0x80008000, number, 0xEA;
-            }""",
-            "=r,=r,r",
-            [pairs],
-            dtype=(tl.float16, tl.float16),
-            is_pure=True,
-            pack=2,
-        )
+        return two_of_each(pairs, _APART)
 
 
 @triton.jit

@@ -17,7 +17,7 @@ import torch
 
 from vllm.triton_utils import tl, triton
 
-from .e4m3 import LARGEST, encode, scaled
+from .e4m3 import LARGEST, encode, scaled, spread
 
 #: Numbers of the narrowest row that is read as words: each half of it makes a product of its own, and the matrix units
 #: take 16 numbers at a time.
@@ -42,8 +42,7 @@ def halves(words):
 
     NaN becomes infinity, as ``e4m3.py`` explains.
     """
-    even = ((words << 7) & 0x3F803F80) | ((words << 8) & -0x7FFF8000)
-    odd = ((words >> 1) & 0x3F803F80) | (words & -0x7FFF8000)
+    even, odd = spread(words, 0x3F803F80, -0x7FFF8000)
     return _numbers(even), _numbers(odd)
 
 

@@ -34,8 +34,16 @@ from vllm.triton_utils import tl, triton
 
 from .e4m3 import apart as e4m3_apart
 from .e4m3 import scaled
+from .pairs import two_of_each
 
 INTERPRETED = tl.constexpr(interprets())
+# Of two bytes, their sign bits flipped.
+_LIFTED = tl.constexpr("""{
+    .reg .b32 shifted;
+    lop3.b32 $0, $2, 0x00FF00FF, 0x00800080, 0x6A;
+    shr.u32 shifted, $2, 8;
+    lop3.b32 $1, shifted, 0x00FF00FF, 0x00800080, 0x6A;
+}""")
 
 
 @triton.jit
@@ -113,20 +121,7 @@ def planes(pairs, FORM: tl.constexpr):
         lower, upper = (pairs & 0xFF) ^ 0x80, ((pairs >> 8) & 0xFF) ^ 0x80
         return lower.to(tl.float16, bitcast=True), upper.to(tl.float16, bitcast=True)
     else:
-        # Two pairs in a register: as numbers of 16 bits the compiler would take them apart first.
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 shifted;
-            lop3.b32 $0, $2, 0x00FF00FF, 0x00800080, 0x6A;
-            shr.u32 shifted, $2, 8;
-            lop3.b32 $1, shifted, 0x00FF00FF, 0x00800080, 0x6A;
-            }""",
-            "=r,=r,r",
-            [pairs],
-            dtype=(tl.float16, tl.float16),
-            is_pure=True,
-            pack=2,
-        )
+        return two_of_each(pairs, _LIFTED)
 
 
 @triton.jit
