@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from vllm.config import CompilationMode, CUDAGraphMode
-from vllm.v1.worker import gpu_worker, stage_kv_memory
+from vllm.v1.worker import gpu_worker, stage_buffers, stage_kv_memory
 from vllm.v1.worker.gpu_worker import Worker
 
 MIB = 1 << 20
@@ -58,7 +58,9 @@ def worker(monkeypatch):
     monkeypatch.setattr(gpu_worker, "maybe_rocm_profiling_fallback", lambda result: None)
     monkeypatch.setattr(gpu_worker, "reserve_mm_ipc_gpu_memory", lambda available, *args: available)
     monkeypatch.setattr(gpu_worker, "kernel_warmup", lambda worker: None)
-    monkeypatch.setattr(stage_kv_memory, "get_pp_group", lambda: SimpleNamespace(world_size=1))
+    alone = SimpleNamespace(world_size=1, is_first_rank=True, is_last_rank=True)
+    monkeypatch.setattr(stage_kv_memory, "get_pp_group", lambda: alone)
+    monkeypatch.setattr(stage_buffers, "get_pp_group", lambda: alone)
     compilation = SimpleNamespace(
         cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY, cudagraph_mm_encoder=False, mode=CompilationMode.NONE
     )
