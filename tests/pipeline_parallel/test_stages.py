@@ -16,6 +16,7 @@ from vllm.model_executor.models.config import (
 )
 from vllm.models.qwen4_exp.partition import DeepstackBeyondFirstStage, PartitionSum, StageWithoutStates
 from vllm.models.qwen4_exp.stages import check_stages, describe, plan_stages
+from vllm.models.qwen4_exp.tensor_ranks import TensorRanksNotServed
 
 from .geometry import text_config
 
@@ -32,6 +33,8 @@ def engine_config(pipeline_size: int, hf_config=None, multimodal=None, prefix_ca
         model_config=SimpleNamespace(hf_text_config=text, hf_config=hf_config or text, multimodal_config=multimodal),
         parallel_config=SimpleNamespace(
             pipeline_parallel_size=pipeline_size,
+            tensor_parallel_size=1,
+            enable_expert_parallel=False,
             use_sequence_parallel_moe=False,
             enable_dbo=False,
             ubatch_size=0,
@@ -156,6 +159,13 @@ def test_configuration_refuses_a_bad_partition(verify, monkeypatch):
     monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "16,16,17")
     with pytest.raises(PartitionSum):
         verify(engine_config(3))
+
+
+def test_configuration_refuses_ranks_that_divide_nothing(verify):
+    config = engine_config(1)
+    config.parallel_config.tensor_parallel_size = 3
+    with pytest.raises(TensorRanksNotServed, match="--pipeline-parallel-size 3 would work"):
+        verify(config)
 
 
 def test_a_wrong_switch_is_refused_before_the_model_is_loaded():

@@ -31,6 +31,7 @@ from vllm.models.qwen4_exp.partition import (
     suggest,
 )
 from vllm.models.qwen4_exp.qsa.host_kv.settings import check_settings as check_kv_offload
+from vllm.models.qwen4_exp.tensor_ranks import check_tensor_ranks
 from vllm.v1.core.sched.pipeline_options import choose_scheduler
 
 if TYPE_CHECKING:
@@ -122,8 +123,8 @@ def describe(stages: tuple[Stage, ...]) -> str:
 def check_stages(vllm_config: VllmConfig) -> tuple[Stage, ...]:
     """Refuse a pipeline that cannot work, log the one that was chosen, and give it its scheduler.
 
-    Called while the configuration is built, in every process. Raises as `plan_stages`, `check_kv_cache`,
-    `check_drafts` and `choose_scheduler` do, SwitchNotBoolean, and KVOffloadRefused.
+    Called while the configuration is built, in every process. Raises as `plan_stages`, `check_tensor_ranks`,
+    `check_kv_cache`, `check_drafts` and `choose_scheduler` do, SwitchNotBoolean, and KVOffloadRefused.
     """
     model_config = vllm_config.model_config
     # Without a multimodal config the text-only class is built, which has no vision levels to keep together
@@ -137,6 +138,7 @@ def check_stages(vllm_config: VllmConfig) -> tuple[Stage, ...]:
     )
     if len(stages) > 1:
         logger.info_once("Qwen4Exp pipeline: %s", describe(stages))
+    check_tensor_ranks(vllm_config)
     check_kv_cache(vllm_config)
     check_drafts(vllm_config)
     choose_scheduler(vllm_config)
