@@ -20,7 +20,9 @@ def _streams(x: torch.Tensor, count: int) -> torch.Tensor:
     return x.unflatten(-1, (count, -1))
 
 
-def grouped_gemma_rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float, num_groups: int) -> torch.Tensor:
+def grouped_gemma_rmsnorm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, num_groups: int
+) -> torch.Tensor:
     """RMS-normalise every group of a row and scale it by ``1 + weight``.
 
     Args:
@@ -53,7 +55,8 @@ def hc_gate_mix(x: torch.Tensor, gate: torch.Tensor, hc_count: int) -> torch.Ten
 
 
 def hc_combine(
-    residual: torch.Tensor, block_output: torch.Tensor, injection_logits: torch.Tensor | None, hc_count: int
+    residual: torch.Tensor, block_output: torch.Tensor, injection_logits: torch.Tensor | None,
+    hc_count: int
 ) -> torch.Tensor:
     """Add a block's output to every stream, each with its own strength.
 
@@ -74,12 +77,8 @@ def hc_combine(
 
 
 def hc_combine_norm(
-    residual: torch.Tensor,
-    block_output: torch.Tensor,
-    injection_logits: torch.Tensor | None,
-    norm_weight: torch.Tensor,
-    eps: float,
-    hc_count: int,
+    residual: torch.Tensor, block_output: torch.Tensor, injection_logits: torch.Tensor | None,
+    norm_weight: torch.Tensor, eps: float, hc_count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``hc_combine``, then the norm of its (rounded) result; both are returned."""
     state = hc_combine(residual, block_output, injection_logits, hc_count)

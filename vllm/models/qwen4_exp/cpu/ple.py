@@ -26,13 +26,8 @@ Mode = Literal["decode", "spec", "prefill"]
 
 
 def ple_gate(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    hidden: torch.Tensor,
-    norm_key_w: torch.Tensor,
-    norm_query_w: torch.Tensor,
-    norm_conv_w: torch.Tensor,
-    eps: float,
+    key: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor, norm_key_w: torch.Tensor,
+    norm_query_w: torch.Tensor, norm_conv_w: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gate the value by how well key and state agree.
 
@@ -94,7 +89,9 @@ def _decode(x, conv_state, weights, slots, has_initial, dilation):
     return torch.where(live.unsqueeze(-1), result, 0.0)
 
 
-def _chunks(x, conv_state, weights, slots, starts, has_initial, accepted, query_len, dilation):
+def _chunks(
+    x, conv_state, weights, slots, starts, has_initial, accepted, query_len, dilation
+):
     """Several tokens per request; ``accepted`` is None for a prefill chunk.
 
     A verified draft step kept ``query_len - 1`` more inputs than the taps reach
@@ -127,20 +124,11 @@ def _chunks(x, conv_state, weights, slots, starts, has_initial, accepted, query_
 
 
 def ple_conv(
-    inputs: torch.Tensor,
-    residual: torch.Tensor,
-    conv_state: torch.Tensor,
-    conv_weights: torch.Tensor,
-    state_indices: torch.Tensor,
-    outer_residual: torch.Tensor | None,
-    *,
-    mode: Mode,
-    dilation: int,
-    query_start_loc: torch.Tensor | None = None,
-    num_accepted_tokens: torch.Tensor | None = None,
-    has_initial_states: torch.Tensor | None = None,
-    spec_query_len: int = 1,
-    token_indices: torch.Tensor | None = None,
+    inputs: torch.Tensor, residual: torch.Tensor, conv_state: torch.Tensor,
+    conv_weights: torch.Tensor, state_indices: torch.Tensor, outer_residual: torch.Tensor | None, *,
+    mode: Mode, dilation: int, query_start_loc: torch.Tensor | None = None,
+    num_accepted_tokens: torch.Tensor | None = None, has_initial_states: torch.Tensor | None = None,
+    spec_query_len: int = 1, token_indices: torch.Tensor | None = None
 ) -> None:
     """Convolve, write the result into ``residual`` and move the state on, in place.
 

@@ -16,7 +16,9 @@ def gemma_rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
     return grouped_gemma_rmsnorm(x, weight, eps, 1)
 
 
-def qsa_store_cache_rows(cache: torch.Tensor, slot_mapping: torch.Tensor, rows: torch.Tensor) -> None:
+def qsa_store_cache_rows(
+    cache: torch.Tensor, slot_mapping: torch.Tensor, rows: torch.Tensor
+) -> None:
     """Write rows into their slots, in place, as ``rounded`` rounds them.
 
     Args:
@@ -28,7 +30,9 @@ def qsa_store_cache_rows(cache: torch.Tensor, slot_mapping: torch.Tensor, rows: 
 
     """
     if cache.ndim != 4 or cache.shape[2] != 1:
-        raise ValueError(f"a QSA cache is [pages, page_size, 1, width], got {tuple(cache.shape)}")
+        raise ValueError(
+            f"a QSA cache is [pages, page_size, 1, width], got {tuple(cache.shape)}"
+        )
     rows = rows.reshape(-1, cache.shape[3]) if rows.numel() else rows[:0]
     slots = slot_mapping.long()
     if rows.shape[0] != slots.numel():
@@ -40,16 +44,10 @@ def qsa_store_cache_rows(cache: torch.Tensor, slot_mapping: torch.Tensor, rows: 
 
 
 def qsa_compress_groups_with_ratio(
-    raw_keys: torch.Tensor,
-    raw_positions: torch.Tensor,
-    compressor_state_cache: torch.Tensor,
-    compressor_state_block_table: torch.Tensor,
-    token_to_req: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    logical_positions: torch.Tensor,
-    compressed_slots: torch.Tensor,
-    compress_ratio: int,
-    rope_cache: torch.Tensor | None = None,
+    raw_keys: torch.Tensor, raw_positions: torch.Tensor, compressor_state_cache: torch.Tensor,
+    compressor_state_block_table: torch.Tensor, token_to_req: torch.Tensor,
+    query_start_loc: torch.Tensor, logical_positions: torch.Tensor, compressed_slots: torch.Tensor,
+    compress_ratio: int, rope_cache: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Average every group of raw keys that this step completes.
 

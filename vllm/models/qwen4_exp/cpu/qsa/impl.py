@@ -13,15 +13,8 @@ class CpuQSAImpl(PagedQSA):
     """
 
     def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int,
-        alibi_slopes: None,
-        sliding_window: None,
-        kv_cache_dtype: str,
-        *unused: object,
+        self, num_heads: int, head_size: int, scale: float, num_kv_heads: int, alibi_slopes: None, sliding_window: None,
+        kv_cache_dtype: str, *unused: object
     ) -> None:
         self.num_heads = num_heads
         self.head_size = head_size

@@ -48,14 +48,8 @@ def _select(q, k_cache, pages, visible, out) -> None:
 
 
 def qsa_select_paged_decode(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    visible_blocks: torch.Tensor,
-    token_topk: int,
-    compress_ratio: int,
-    decode_query_len: int,
-    block_indices: torch.Tensor,
+    q: torch.Tensor, k_cache: torch.Tensor, page_table: torch.Tensor, visible_blocks: torch.Tensor,
+    token_topk: int, compress_ratio: int, decode_query_len: int, block_indices: torch.Tensor
 ) -> None:
     """Select for requests that bring ``decode_query_len`` rows each, in order.
 
@@ -78,16 +72,9 @@ def qsa_select_paged_decode(
 
 
 def qsa_select_paged_prefill(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    visible_blocks: torch.Tensor,
-    token_topk: int,
-    compress_ratio: int,
-    max_query_len: int,
-    block_indices: torch.Tensor,
-    max_seq_len: int,
+    q: torch.Tensor, k_cache: torch.Tensor, page_table: torch.Tensor, query_start_loc: torch.Tensor,
+    visible_blocks: torch.Tensor, token_topk: int, compress_ratio: int, max_query_len: int,
+    block_indices: torch.Tensor, max_seq_len: int
 ) -> None:
     """Select for requests of any length.
 
@@ -105,12 +92,8 @@ def qsa_select_paged_prefill(
 
 
 def expand_qsa_block_indices(
-    block_indices: torch.Tensor,
-    query_positions: torch.Tensor,
-    visible_blocks: torch.Tensor,
-    compress_ratio: int,
-    token_topk: int,
-    out: torch.Tensor,
+    block_indices: torch.Tensor, query_positions: torch.Tensor, visible_blocks: torch.Tensor,
+    compress_ratio: int, token_topk: int, out: torch.Tensor
 ) -> None:
     """Turn selected groups into token positions and add the open group's tokens.
 
