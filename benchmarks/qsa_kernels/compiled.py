@@ -30,6 +30,7 @@ from vllm import triton_interpreter  # noqa: E402
 # Compiling needs no driver; vllm.triton_utils hides Triton where there is none.
 triton_interpreter.cpu_drivers = lambda backends, active: (["none"], True)
 
+import torch  # noqa: E402
 import triton  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
@@ -37,8 +38,8 @@ from triton.compiler import ASTSource  # noqa: E402
 from benchmarks import record  # noqa: E402
 from benchmarks.qsa_kernels.geometry import published  # noqa: E402
 from vllm.models.qwen4_exp.qsa import joining, kernels, places  # noqa: E402
-from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, KVFormat  # noqa: E402
-from vllm.models.qwen4_exp.qsa.launch import Layout  # noqa: E402
+from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, KVFormat, views  # noqa: E402
+from vllm.models.qwen4_exp.qsa.launch import Layout, rows_of  # noqa: E402
 from vllm.models.qwen4_exp.qsa.tiles import TILES, Tile  # noqa: E402
 
 FORMATS = (BF16, FP8, INT8)
@@ -67,14 +68,10 @@ _ROUND = ("q_row", "q_head", "gate_row", "gate_head", "out_row", "out_head")
 
 
 def layout(form: KVFormat, dim: int, kv_heads: int, wide: bool) -> Layout:
-    """Of a cache as vLLM allocates it, blocks one after the other; ``wide``: with places of farther ones."""
-    words = form.content(dim) * form.dtype.itemsize // (2 if form is BF16 else 4)
-    value_shift = words // 2 % (8 if form is BF16 else 4)
-    head = BLOCK_SIZE * words
-    return Layout(
-        BLOCK_SIZE, words, kv_heads * BLOCK_SIZE, 1, head, 0, head, value_shift, head if form.scaled_rows else 0,
-        BLOCK_SIZE.bit_length() if wide else 0,
-    )  # fmt: skip
+    """Of a cache as vLLM binds it, heads inside a token, blocks one after the other; ``wide``: with places of farther ones."""
+    cache = torch.empty(2, BLOCK_SIZE, kv_heads, form.content(dim), dtype=form.dtype).transpose(1, 2)
+    found = rows_of(*views(cache, form, dim)).layout
+    return found._replace(within_bits=BLOCK_SIZE.bit_length() if wide else 0)
 
 
 def arguments(

@@ -35,8 +35,9 @@ def paged(shape: Geometry, form: KVFormat, requests: int, context: int, block_si
     """Fill a cache block by block, so that nothing but the cache needs memory."""
     per_request = -(-context // block_size)
     blocks = 1 + requests * per_request
-    cache = torch.empty(blocks, shape.kv_heads, block_size, form.content(shape.dim), dtype=form.dtype, device=device)
-    kv = views(cache, form, shape.dim)
+    # Heads inside a token, as vLLM binds these layers' caches where nobody asks for another layout.
+    cache = torch.empty(blocks, block_size, shape.kv_heads, form.content(shape.dim), dtype=form.dtype, device=device)
+    kv = views(cache.transpose(1, 2), form, shape.dim)
     for block in range(blocks):
         for rows, scales in ((kv.keys, kv.key_scales), (kv.values, kv.value_scales)):
             number = torch.randn(rows.shape[1:], device=device)

@@ -11,7 +11,7 @@ import torch
 
 from vllm.models.qwen4_exp.qsa import joining, launch, reference
 from vllm.models.qwen4_exp.qsa.attention import sparse_paged_attention
-from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, views
+from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, KVViews, views
 from vllm.models.qwen4_exp.qsa.launch import WrongInput, rows_of
 from vllm.models.qwen4_exp.qsa.tiles import Tile
 
@@ -175,6 +175,36 @@ def test_a_layer_of_a_shared_pool(form, prefill):
     made.cache = pool[:, 4:-8].view(form.dtype).view(made.cache.shape)
     assert made.cache.data_ptr() % 16
     assert torch.equal(made.call(sparse_paged_attention, prefill), whole)
+
+
+def elsewhere(made, order: str) -> KVViews:
+    """The int8 rows of ``made`` in another order of bytes."""
+    blocks, heads, size, content = made.cache.shape
+    dim = made.q.shape[2]
+    cache = torch.full((blocks, size, heads, content), -1, dtype=torch.int8)
+    if order == "heads inside tokens":
+        moved = views(cache.transpose(1, 2), INT8, dim)
+    else:  # upstream's, each scale behind its row
+        half = content // 2
+        scales = (cache[..., at : at + 4].view(torch.float32).squeeze(-1) for at in (dim, half + dim))
+        moved = KVViews(cache[..., :dim], cache[..., half : half + dim], *scales)
+    for new, old in zip(moved, views(made.cache, INT8, dim)):
+        new.copy_(old)
+    return moved
+
+
+@pytest.mark.parametrize("order", ["heads inside tokens", "upstream's"])
+@pytest.mark.parametrize("prefill", [False, True])
+def test_results_do_not_depend_on_where_int8_rows_lie(order, prefill):
+    made = scene(INT8, [35, 5, WIDTH], width=WIDTH)
+    want = made.call(sparse_paged_attention, prefill)
+    keys, values, key_scales, value_scales = elsewhere(made, order)
+    assert keys.stride() != views(made.cache, INT8, 64).keys.stride()
+    got = sparse_paged_attention(
+        made.q, keys, values, *made.paged[2:], torch.full_like(made.q, torch.nan), output_gate=made.gate,
+        key_scales=key_scales, value_scales=value_scales, prefill=prefill,
+    )  # fmt: skip
+    assert torch.equal(got, want)
 
 
 def test_offsets_beyond_32_bits():

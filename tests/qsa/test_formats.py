@@ -1,4 +1,7 @@
-"""Where keys, values and scales lie, against upstream's own packing of the same page."""
+"""Where keys, values and scales lie."""
+
+import itertools
+import math
 
 import pytest
 import torch
@@ -20,10 +23,10 @@ DIM, BLOCKS, HEADS, SIZE = 16, 3, 2, 4
 FORMATS = [BF16, FP8, INT8]
 
 
-def cache_of(form, tokens_first: bool):
+def cache_of(form, tokens_first: bool, heads: int = HEADS):
     """An allocation counting upwards, in either order of heads and tokens in memory."""
-    axes = (BLOCKS, SIZE, HEADS) if tokens_first else (BLOCKS, HEADS, SIZE)
-    raw = torch.arange(BLOCKS * HEADS * SIZE * form.token_bytes(DIM), dtype=torch.int32).to(torch.uint8)
+    axes = (BLOCKS, SIZE, heads) if tokens_first else (BLOCKS, heads, SIZE)
+    raw = torch.arange(BLOCKS * heads * SIZE * form.token_bytes(DIM), dtype=torch.int32).to(torch.uint8)
     whole = raw.view(form.dtype).view(*axes, form.content(DIM))
     return whole.transpose(1, 2) if tokens_first else whole
 
@@ -44,28 +47,56 @@ def test_other_dtypes_are_refused_by_name():
 
 
 @pytest.mark.parametrize("tokens_first", [False, True])
-@pytest.mark.parametrize("form", FORMATS, ids=lambda f: f.name)
+@pytest.mark.parametrize("form", [BF16, FP8], ids=lambda f: f.name)
 def test_views_share_the_cache(form, tokens_first):
     cache = cache_of(form, tokens_first)
     got = views(cache, form, DIM)
     assert got.keys.shape == got.values.shape == (BLOCKS, SIZE, HEADS, DIM)
-    half = form.content(DIM) // 2
-    for view, start in ((got.keys, 0), (got.values, half)):
+    for view, start in ((got.keys, 0), (got.values, DIM)):
         assert view.dtype == form.dtype
         view[2, 3, 1] = 7
         assert (cache[2, 1, 3, start : start + DIM] == 7).all()
-    assert (got.key_scales is None) == (got.value_scales is None) == (not form.scaled_rows)
+    assert got.key_scales is got.value_scales is None
 
 
+@pytest.mark.parametrize("heads", [1, 2, 3])
 @pytest.mark.parametrize("tokens_first", [False, True])
-def test_int8_scales_lie_where_upstream_keeps_them(tokens_first):
-    cache = cache_of(INT8, tokens_first)
+def test_int8_numbers_come_before_scales(tokens_first, heads):
+    """Of every head that lies in the same token, and of each by itself where heads lie apart."""
+    cache = cache_of(INT8, tokens_first, heads)
+    memory = cache.transpose(1, 2).reshape(-1) if tokens_first else cache.reshape(-1)
+    got = views(cache, INT8, DIM)
+    together, content = (heads if tokens_first else 1), INT8.content(DIM)
+    for block, token, head in itertools.product(range(BLOCKS), range(SIZE), range(heads)):
+        first = (block * SIZE + token) * heads if tokens_first else (block * heads + head) * SIZE + token
+        place = head if tokens_first else 0
+        for number, (rows, scales) in enumerate(((got.keys, got.key_scales), (got.values, got.value_scales))):
+            at = first * content + (2 * place + number) * DIM
+            row = rows[block, token, head]
+            assert row.data_ptr() == memory.data_ptr() + at and torch.equal(row, memory[at : at + DIM])
+            at = first * content + together * 2 * DIM + (2 * place + number) * 4
+            scale = scales[block, token, head]
+            assert scale.dtype == torch.float32 and scale.data_ptr() == memory.data_ptr() + at
+
+
+def test_int8_takes_upstreams_bytes():
+    """The planner's pages are upstream's: its scales are as many, and end where ours do."""
+    cache = cache_of(INT8, True)
     upstream = TritonAttentionImpl.__new__(TritonAttentionImpl)
     upstream._ensure_scale_caches(cache)
     got = views(cache, INT8, DIM)
     for ours, theirs in ((got.key_scales, upstream._k_scale_cache), (got.value_scales, upstream._v_scale_cache)):
-        assert ours.shape == theirs.shape and ours.stride() == theirs.stride()
-        assert ours.data_ptr() == theirs.data_ptr()
+        assert ours.shape == theirs.shape and ours.stride()[:2] == theirs.stride()[:2]
+    assert got.value_scales[-1, -1, -1].data_ptr() == upstream._v_scale_cache[-1, -1, -1].data_ptr()
+
+
+@pytest.mark.parametrize(("heads", "tokens_first", "step"), [(2, True, 16), (2, False, 8), (1, True, 8), (3, True, 8)])
+def test_int8_rows_of_the_published_width_begin_where_copies_are_wide(heads, tokens_first, step):
+    axes = (BLOCKS, SIZE, heads) if tokens_first else (BLOCKS, heads, SIZE)
+    cache = torch.empty(*axes, INT8.content(256), dtype=torch.int8)
+    got = views(cache.transpose(1, 2) if tokens_first else cache, INT8, 256)
+    every = list(itertools.product(range(BLOCKS), range(SIZE), range(heads)))
+    assert math.gcd(16, *(rows[at].data_ptr() for rows in (got.keys, got.values) for at in every)) == step
 
 
 def test_scales_of_a_layer_inside_a_larger_block():

@@ -3,7 +3,7 @@
 
     settings.py   what is served, and a refusal at configuration time for everything else
     choice.py     whose kernels serve which format
-    pages.py      bytes of a page, as upstream lays int8 pages out
+    pages.py      bytes of a page, which are upstream's for int8 too
     backend.py    the attention backend that says so to the planner
     impl.py       what a layer calls: the cache write and the attention
     prepare.py    on a GPU, the write fused with what stands before it; warming up

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class CompactPages:
-    """Mixed into an attention backend: pages of int8_per_token_head hold an fp32 scale behind each head's K and V.
+    """Mixed into an attention backend: pages of int8_per_token_head hold an fp32 scale of each head's K and V.
 
     The sparse layers' side caches need it beside the main backend. Block alignment of hybrid models asks the backend of
     the first layer that registered, which is a side cache's, for the size of a page of the *main* cache, and would pad
@@ -19,7 +19,7 @@ class CompactPages:
 
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
-        # Asked of upstream's backend rather than computed, so that the page is upstream's by construction.
+        # Asked of upstream's backend rather than computed, so that the size is upstream's by construction.
         from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 
         return TritonAttentionBackend.customize_spec(super().customize_spec(spec))

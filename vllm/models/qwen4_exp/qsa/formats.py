@@ -8,10 +8,21 @@ K/V head is
 ====  ===============  ==================================================
 BF16  ``2 * dim``      key, value
 FP8   ``2 * dim``      key, value as e4m3 bytes; one scale per layer
-INT8  ``2 * dim + 8``  key, its fp32 scale, value, its fp32 scale
+INT8  ``2 * dim + 8``  key, value, and an fp32 scale of each
 ====  ===============  ==================================================
 
-which for int8 is the page of upstream's ``int8_per_token_head``.  ``views`` is the one
+int8 takes the bytes of upstream's ``int8_per_token_head``, so that specs and planner are
+upstream's, in another order.  There a scale stands behind each key and each value, which
+puts a key of 256 at any multiple of 8 and a value at any of 4, and copies can be no wider.
+Here scales stand behind all numbers of heads that lie together in a token:
+
+==============================  =========================================
+heads inside tokens (BLNHC)     key 0, value 0, key 1, value 1, …, scales
+tokens inside heads (BLHNC)     key, value, their scales, for each head
+==============================  =========================================
+
+with a value's scale behind its key's.  Two heads of 256 are 65 * 16 bytes a token, and
+keys and values are copied by 16; one head, or heads apart, by 8.  ``views`` is the one
 place that knows this: everything else sees keys, values and their scales.
 """
 
@@ -119,14 +130,16 @@ def views(kv_cache: torch.Tensor, form: KVFormat, head_dim: int) -> KVViews:
     if kv_cache.stride(3) != 1:
         raise WrongCache(f"the last axis of a {form.name} cache lies together in memory; got {got}")
     tokens_first = kv_cache.transpose(1, 2)
-    half = kv_cache.shape[3] // 2
-    keys, values = tokens_first[..., :head_dim], tokens_first[..., half : half + head_dim]
     if not form.scaled_rows:
-        return KVViews(keys, values, None, None)
-    offset = kv_cache.storage_offset() * form.dtype.itemsize + head_dim
-    if any(n % _SCALE_BYTES for n in (offset, half, *kv_cache.stride()[:3])):
+        return KVViews(tokens_first[..., :head_dim], tokens_first[..., head_dim:], None, None)
+    offset = kv_cache.storage_offset() * form.dtype.itemsize
+    if any(n % _SCALE_BYTES for n in (offset, head_dim, *kv_cache.stride()[:3])):
         raise WrongCache(f"scales of a {form.name} cache lie on whole {_SCALE_BYTES}-byte words; got {got}")
-    key_scales, value_scales = (
-        tokens_first[..., at : at + _SCALE_BYTES].view(torch.float32).squeeze(-1) for at in (head_dim, half + head_dim)
-    )
-    return KVViews(keys, values, key_scales, value_scales)
+    heads = kv_cache.shape[1]
+    together = heads if kv_cache.stride(1) == kv_cache.shape[3] else 1
+    # [blocks, block_size, runs, bytes of the heads in a run]; of the last two axes of what becomes of it one is 1.
+    runs = tokens_first.unflatten(2, (heads // together, together)).flatten(3)
+    numbers, scales = runs.split((together * 2 * head_dim, together * 2 * _SCALE_BYTES), -1)
+    numbers = numbers.unflatten(-1, (together, 2, head_dim)).flatten(2, 3)
+    scales = scales.view(torch.float32).unflatten(-1, (together, 2)).flatten(2, 3)
+    return KVViews(numbers[..., 0, :], numbers[..., 1, :], scales[..., 0], scales[..., 1])

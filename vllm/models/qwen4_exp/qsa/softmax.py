@@ -77,7 +77,7 @@ def add_columns(
         score_scale: ``[rows]``; by which ``products`` of queries and stored keys become scores.
         LAYOUT: a ``launch.Layout``.  Strides are compile-time constants: from them the
             compiler knows how many bytes it may load at once.  A multiple of 16, all
-            that it is told about variables, is not what rows of 520 bytes have.
+            that it is told about variables, is not what tokens of 260 words have.
 
     """
     # What is not there is never read: an unused page may hold NaN, and zero times NaN is NaN.
