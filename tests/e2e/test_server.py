@@ -21,6 +21,7 @@ from vllm.ampere.command import main
 from vllm.models.qwen4_exp.ple_store.flat.layout import FlatLocation, read_flat_header
 from vllm.models.qwen4_exp.ple_store.ngram_ids import NgramHash
 
+from . import constrained
 from .compare import LARGEST, check_completion
 from .damaged import DAMAGED_TOKEN, with_damaged_token
 from .metrics import table_reads
@@ -44,7 +45,10 @@ def server(checkpoint, tmp_path_factory):
         stages=3,
         port=free_port(),
         log=log,
-        arguments=[*ENGINE, "--max-num-batched-tokens", "64", "--engram-config.host_file_path", str(flat)],
+        arguments=[
+            *(*ENGINE, "--max-num-batched-tokens", "64", "--engram-config.host_file_path", str(flat)),
+            *constrained.ARGUMENTS,
+        ],
         env={"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
     ) as running:
         running.wait_until_healthy(READY_LIMIT, lambda seconds, milestone: None)
@@ -100,6 +104,28 @@ def test_completion_with_logprobs(client, references):
     prompt, expected = decisive(references("ple-early"), 150, ANSWER, seed=31)
     done = check_completion(client, MODEL, prompt, expected, logprobs=2)
     assert done.usage.prompt_tokens == 150
+
+
+def test_a_prompt_of_one_token(client, references):
+    """Alone in its step, which is a prompt of one row for every layer; then beside a longer one."""
+    model = references("ple-early")
+    token = next(one for one in range(3, 200) if min(greedy(model, [one], 4).margins) > 0.5)
+    expected = greedy(model, [token], 4)
+    check_completion(client, MODEL, [token], expected, logprobs=2)
+    prompt, long = decisive(model, 150, ANSWER, seed=31)
+    with ThreadPoolExecutor(2) as users:
+        beside = users.submit(check_completion, client, MODEL, prompt, long, logprobs=2)
+        check_completion(client, MODEL, [token], expected, logprobs=2)
+        beside.result()
+
+
+def test_grammars_stay_with_their_requests(client, references):
+    """A mask belongs to one request in one step: with several steps in flight, and users without any among them."""
+    prompt, expected = decisive(references("ple-early"), 150, ANSWER, seed=31)
+    alone = {name: constrained.ask(client, name) for name in constrained.GRAMMARS}
+    for _ in range(2):
+        beside = partial(check_completion, client, MODEL, prompt, expected, logprobs=2)
+        assert constrained.all_at_once(client, beside) == alone
 
 
 def test_questions_are_decisive(checkpoint, references):
