@@ -1,5 +1,6 @@
 """--qsa-config: values, environment variables, and what kv_offload does not go with."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ from vllm.config.qsa import ALIASES, DEFAULT_ARENA_BYTES, QSAConfig, QSAConfigRe
 from vllm.engine.arg_utils import EngineArgs
 from vllm.models.qwen4_exp.qsa.host_kv.errors import KVOffloadRefused
 from vllm.models.qwen4_exp.qsa.host_kv.settings import check_settings
+from vllm.platforms.interface import Platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
@@ -40,6 +42,19 @@ def test_environment_stands_for_fields():
     assert resolve({"kv_offload_max_gib": 40}, environ) == QSAConfig(True, 40.0, 100663296)
     assert resolve(None, {"VLLM_QSA_KV_OFFLOAD": "0"}) == QSAConfig(False)
     assert resolve(None, {"VLLM_QSA_KV_OFFLOAD": ""}) is None
+
+
+@pytest.mark.parametrize("variable", ALIASES)
+def test_vllm_knows_the_variables(monkeypatch, variable):
+    """Else they count, are called unknown in a warning, and stop a server that takes no unknown ones."""
+    monkeypatch.setenv(variable, "1")
+    for other in set(os.environ) - set(ALIASES):
+        if other.startswith("VLLM_"):
+            monkeypatch.delenv(other)
+    Platform.validate_environ(hard_fail=True)
+    monkeypatch.setenv("VLLM_QSA_KV_OFFLOADS", "1")
+    with pytest.raises(ValueError, match="VLLM_QSA_KV_OFFLOADS"):
+        Platform.validate_environ(hard_fail=True)
 
 
 @pytest.mark.parametrize(

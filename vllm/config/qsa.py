@@ -56,8 +56,8 @@ class QSAConfig:
     """Kernels that write and read K/V. `ours` read every format, and what a
     request gets does not depend on its neighbours in the batch; on a machine
     without a GPU they are interpreted, which is for tests. `upstream` read
-    bfloat16, and fp8. Unset, the faster: upstream's for bfloat16, ours for fp8
-    and int8_per_token_head, plain torch without a GPU."""
+    bfloat16 and fp8, on GPUs. Unset, ours on a GPU, for every format, and plain
+    torch without one."""
 
     def compute_hash(self) -> str:
         """Hash of settings that may change compiled code."""
