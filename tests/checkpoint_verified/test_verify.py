@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from demo.checkpoint.formats import mtp
 from demo.checkpoint.table_formats import FORMS, recode
+from vllm.ampere.checkpoint.declared import Declared
 from vllm.ampere.findings import Finding
 from vllm.engine.verified_checkpoint import (
     Nvfp4Attention,
-    Nvfp4NeedsGpu,
+    Nvfp4NeedsNewerGpu,
     UnknownCheckpointCheck,
     nvfp4,
     verify_checkpoint,
@@ -218,24 +219,27 @@ class TestNvfp4:
         kinds = {"layers.0.mlp.experts.0.up_proj": "expert", TABLE: "ngram_table", "lm_head": "vocabulary"}
         stored = {name: SimpleNamespace(kind="nvfp4") for name in kinds} | {"lm_head": SimpleNamespace(kind="plain")}
         return SimpleNamespace(
-            modules={name: SimpleNamespace(kind=kind) for name, kind in kinds.items()}, storages=stored
+            modules={name: SimpleNamespace(kind=kind) for name, kind in kinds.items()},
+            storages=stored,
+            declared=Declared("modelopt", {"quant_algo": "NVFP4"}),
         )
 
-    def test_the_cpu(self, checkpoint, platform):
+    def test_the_cpu(self, checkpoint, platform, said):
         platform("cpu")
-        (finding,) = nvfp4(checkpoint)
-        assert isinstance(finding, Nvfp4NeedsGpu)
-        assert "for 1 modules, the first of them layers.0.mlp.experts.0.up_proj, found the CPU" in str(finding)
-        assert "weight-only on NVIDIA GPUs of compute capability 7.5" in str(finding)
+        assert not list(nvfp4(checkpoint))
+        assert said == [
+            ("info", "NVFP4 weights of 1 modules are dequantized while they load, and take the memory of BF16 ones.")
+        ]
 
     @pytest.mark.parametrize("capability", [75, 80, 86, 89, 90])
     def test_cards_without_fp4(self, checkpoint, platform, said, capability):
         platform("cuda", capability)
+        kernels = "Humming, or Marlin where it is not installed" if capability == 90 else "Marlin"
         assert not list(nvfp4(checkpoint))
         assert said == [
             (
                 "info",
-                "NVFP4 weights of 1 modules are used weight-only, through Marlin: compute capability "
+                f"NVFP4 weights of 1 modules are used weight-only, through {kernels}: compute capability "
                 f"{capability // 10}.{capability % 10} has no FP4.",
             )
         ]
@@ -243,24 +247,42 @@ class TestNvfp4:
     @pytest.mark.parametrize("capability", [0, 70])
     def test_older_cards(self, checkpoint, platform, capability):
         platform("cuda", capability)
-        assert [type(finding) for finding in nvfp4(checkpoint)] == [Nvfp4NeedsGpu]
+        (finding,) = nvfp4(checkpoint)
+        assert isinstance(finding, Nvfp4NeedsNewerGpu)
+        assert "for 1 modules, the first of them layers.0.mlp.experts.0.up_proj, found compute capability" in str(
+            finding
+        )
+        assert "dequantized on a CPU" in str(finding)
 
     @pytest.mark.parametrize("capability", [100, 120])
     def test_cards_with_fp4(self, checkpoint, platform, said, capability):
         platform("cuda", capability)
         assert not list(nvfp4(checkpoint)) and not said
 
-    @pytest.mark.parametrize("name", ["cuda", "cpu"])
-    def test_packed_attention_is_refused_by_name_on_any_card(self, checkpoint, platform, name):
-        platform(name, 86)
+    @staticmethod
+    def pack_attention(checkpoint):
         for part in "qv":
             module = f"layers.3.self_attn.{part}_proj"
             checkpoint.modules[module] = SimpleNamespace(kind="attention")
             checkpoint.storages[module] = SimpleNamespace(kind="nvfp4")
+
+    @pytest.mark.parametrize("name", ["cuda", "cpu"])
+    def test_packed_attention_is_refused_by_name_on_any_card(self, checkpoint, platform, name):
+        platform(name, 86)
+        self.pack_attention(checkpoint)
         (finding,) = nvfp4(checkpoint)
         assert isinstance(finding, Nvfp4Attention)
         assert "layers.3.self_attn.q_proj: expected BF16, found NVFP4, as 1 more" in str(finding)
         assert "exclude_modules" in str(finding)
+
+    @pytest.mark.parametrize(
+        "declared", [Declared("modelopt", {"quant_algo": "mixed_precision"}), Declared("compressed-tensors")]
+    )
+    def test_packed_attention_that_upstream_builds(self, checkpoint, platform, declared):
+        platform("cuda", 86)
+        self.pack_attention(checkpoint)
+        checkpoint.declared = declared
+        assert not list(nvfp4(checkpoint))
 
     def test_only_the_table_is_nvfp4(self, checkpoint, platform):
         platform("cpu")
@@ -278,6 +300,7 @@ class TestNvfp4:
         card = DeviceCapability(capability // 10, capability % 10)
         platform = SimpleNamespace(
             is_cuda=lambda: True,
+            is_cpu=lambda: False,
             get_device_capability=lambda: card,
             has_device_capability=lambda wanted: (
                 card.to_int() >= (wanted if isinstance(wanted, int) else wanted[0] * 10 + wanted[1])

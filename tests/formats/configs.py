@@ -44,6 +44,14 @@ def nvfp4(*left: str) -> ModelOptNvFp4Config:
     return _of_the_model(ModelOptNvFp4Config.from_config({"quantization": modelopt.config(list(left))}))
 
 
+def nvfp4_packed(activations: bool) -> CompressedTensorsConfig:
+    """compressed-tensors' NVFP4, of all linear layers; with 4-bit activations, or with 16-bit ones."""
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+    group = {"targets": ["Linear"], "format": "nvfp4-pack-quantized", "weights": weights | {"dynamic": False}}
+    group["input_activations"] = weights | {"dynamic": "local"} if activations else None
+    return CompressedTensorsConfig.from_config({"format": group["format"], "config_groups": {"group_0": group}})
+
+
 def modelopt_mixed(*parts: str) -> ModelOptMixedPrecisionConfig:
     layers = {f"{ATTENTION}.{part}": {"quant_algo": "NVFP4", "group_size": modelopt.GROUP} for part in parts}
     config = modelopt.config([]) | {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}

@@ -147,6 +147,17 @@ class TestReasons:
         assert bool(self.of(module, "w13_bias")) is not has_bias
         assert self.of(module, "w13_scales") is None
 
+    @pytest.mark.parametrize("leaf", ["input_scale", "w13_input_scale", "w2_input_global_scale"])
+    def test_scales_of_activations_that_are_not_quantized(self, leaf):
+        module = nn.Module()
+        for weight_only in (SimpleNamespace(use_a16=True), SimpleNamespace(spec=SimpleNamespace(activation=None))):
+            module.quant_method = weight_only
+            assert "16 bits" in self.of(module, leaf)
+            assert self.of(module, "weight_scale") is None
+        for both in (SimpleNamespace(use_a16=False), SimpleNamespace(spec=SimpleNamespace(activation="nvfp4"))):
+            module.quant_method = both
+            assert self.of(module, leaf) is None
+
     def test_padding_of_the_hyper_connection(self):
         parent = nn.Module()
         parent.pad_size = 2

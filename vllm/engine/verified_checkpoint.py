@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.ampere.checkpoint import Checkpoint, read
 from vllm.ampere.checkpoint.config import ARCHITECTURES
+from vllm.ampere.checkpoint.declared import Declared
 from vllm.ampere.checkpoint.documents import INDEX
 from vllm.ampere.checkpoint.table import table_rows
 from vllm.ampere.finding import REFUSE, Finding
@@ -37,11 +38,11 @@ class UnknownCheckpointCheck(ValueError):
     """A value that `checkpoint_check` does not have."""
 
 
-class Nvfp4NeedsGpu(Finding):
+class Nvfp4NeedsNewerGpu(Finding):
     what = "NVFP4 weights cannot be computed with here"
     remedy = (
-        "They run weight-only on NVIDIA GPUs of compute capability 7.5 and later. Serve a BF16, GPTQ or "
-        "compressed-tensors INT checkpoint here instead; an NVFP4 n-gram table beside such weights is fine."
+        "They run weight-only on NVIDIA GPUs of compute capability 7.5 and later, and dequantized on a CPU. Serve a BF16, "
+        "GPTQ or compressed-tensors INT checkpoint here instead; an NVFP4 n-gram table beside such weights is fine."
     )
 
 
@@ -170,8 +171,8 @@ _QKV = tuple(f".self_attn.{part}_proj" for part in "qkv")
 def nvfp4(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Say how this platform computes with NVFP4 weights, or that it cannot.
 
-    Upstream takes native FP4 from compute capability 10.0 on, and Marlin with 16-bit
-    activations below; on other platforms the choice stays upstream's.
+    Upstream takes native FP4 from compute capability 10.0 on, and 16-bit activations below;
+    on other platforms than these and the CPU the choice stays upstream's.
     """
     names = [
         name
@@ -180,19 +181,27 @@ def nvfp4(checkpoint: Checkpoint) -> Iterator[Finding]:
     ]
     if not names:
         return
-    if packed := [name for name in names if name.endswith(_QKV)]:
+    if (packed := [name for name in names if name.endswith(_QKV)]) and _builds_plain_attention(checkpoint.declared):
         yield Nvfp4Attention(packed[0], "BF16", f"NVFP4, as {len(packed) - 1} more")
         return
-    wanted = f"an NVIDIA GPU for {len(names)} modules, the first of them {names[0]}"
     if current_platform.is_cpu():
-        yield Nvfp4NeedsGpu("config.json, quantization_config", wanted, "the CPU")
+        logger.info(
+            "NVFP4 weights of %d modules are dequantized while they load, and take the memory of BF16 ones.", len(names)
+        )
     elif current_platform.is_cuda():
         capability = current_platform.get_device_capability()
         if capability is None or capability.to_int() < 75:
-            yield Nvfp4NeedsGpu("config.json, quantization_config", wanted, f"compute capability {capability}")
+            wanted = f"a newer GPU for {len(names)} modules, the first of them {names[0]}"
+            yield Nvfp4NeedsNewerGpu("config.json, quantization_config", wanted, f"compute capability {capability}")
         elif capability.to_int() < 100:
             logger.info(
-                "NVFP4 weights of %d modules are used weight-only, through Marlin: compute capability %s has no FP4.",
+                "NVFP4 weights of %d modules are used weight-only, through %s: compute capability %s has no FP4.",
                 len(names),
+                "Humming, or Marlin where it is not installed" if capability.to_int() == 90 else "Marlin",
                 capability.as_version_str(),
             )
+
+
+def _builds_plain_attention(declared: Declared) -> bool:
+    """Whether one method of ModelOpt's is for the whole model; by name of layers, or packed otherwise, all is built."""
+    return declared.method == "modelopt" and str(declared.raw.get("quant_algo")).upper() != "MIXED_PRECISION"

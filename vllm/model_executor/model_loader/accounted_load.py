@@ -158,6 +158,8 @@ def reason(model: nn.Module, name: str, parameter: nn.Parameter, hole: Hole) -> 
         return "a scale of K/V is 1 where the checkpoint has none"
     if leaf == "input_scale_ub":
         return "it is made from the quantization config"
+    if leaf.endswith(("input_scale", "input_global_scale")) and _is_weight_only(method):
+        return "activations stay in 16 bits, and have no scale"
     parent = model.get_submodule(path.rpartition(".")[0])
     padding = getattr(parent, "pad_size", 0)
     if padding and leaf == "weight" and hole.missing <= padding * parameter.shape[-1]:
@@ -171,6 +173,12 @@ def reason(model: nn.Module, name: str, parameter: nn.Parameter, hole: Hole) -> 
     ):
         return "experts are padded to what their kernel takes"
     return None
+
+
+def _is_weight_only(method: object) -> bool:
+    """Whether an NVFP4 method, of linear layers or of experts, was told so by the checkpoint's config."""
+    spec = getattr(method, "spec", None)
+    return bool(getattr(method, "use_a16", False)) or (spec is not None and spec.activation is None)
 
 
 def stage_name(model: nn.Module) -> str:

@@ -27,7 +27,31 @@ logger = init_logger(__name__)
 
 
 class DequantizedExperts(UnquantizedFusedMoEMethod):
-    """Packed while loading, plain afterwards.
+    """Packed while loading, plain afterwards; a subclass knows one layout."""
+
+    def maybe_roundup_sizes(self, *sizes: Any, **named: Any) -> tuple[int, int]:
+        # The packed sizes are the checkpoint's; the plain kernel pads for itself.
+        return FusedMoEMethodBase.maybe_roundup_sizes(self, *sizes, **named)
+
+    def create_weights(self, layer: torch.nn.Module, *sizes: Any, **named: Any) -> None:
+        raise NotImplementedError("a subclass creates the parameters of its layout")
+
+    def plain_weights(self, layer: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the parameters stand for: ``[experts, 2 * inner, hidden]`` and ``[experts, hidden, inner]``."""
+        raise NotImplementedError("a subclass reads its layout")
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        packed = [name for name, _ in layer.named_parameters(recurse=False)]
+        plain = self.plain_weights(layer)
+        for name in packed:
+            delattr(layer, name)
+        for product, weight in zip(("w13", "w2"), plain, strict=True):
+            layer.register_parameter(f"{product}_weight", torch.nn.Parameter(weight, requires_grad=False))
+        super().process_weights_after_loading(layer)
+
+
+class DequantizedIntegerExperts(DequantizedExperts):
+    """Integers in 32-bit words.
 
     Args:
         moe: the layer's configuration.
@@ -44,32 +68,23 @@ class DequantizedExperts(UnquantizedFusedMoEMethod):
         self.names = names
         self.inputs_first = inputs_first
 
-    def maybe_roundup_sizes(self, *sizes: Any, **named: Any) -> tuple[int, int]:
-        # The packed sizes are the checkpoint's; the plain kernel pads for itself.
-        return FusedMoEMethodBase.maybe_roundup_sizes(self, *sizes, **named)
+    def plain_weights(self, layer: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+        return (
+            self._plain_weight(layer, "w13", self.moe.hidden_dim),
+            self._plain_weight(layer, "w2", self.moe.intermediate_size_per_partition),
+        )
 
-    def create_weights(self, layer: torch.nn.Module, *sizes: Any, **named: Any) -> None:
-        raise NotImplementedError("a subclass creates the parameters of its layout")
-
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        packed = [name for name, _ in layer.named_parameters(recurse=False)]
-        sizes = {"w13": self.moe.hidden_dim, "w2": self.moe.intermediate_size_per_partition}
-        for product, inputs in sizes.items():
-            held = [getattr(layer, f"{product}_{name}").data for name in self.names]
-            if self.inputs_first:
-                held = [tensor.transpose(1, 2) for tensor in held]
-            weight, scale, *zeros = held
-            zero_point = None
-            if zeros:
-                # Packed along the outputs: bring those last, then back.
-                zero_point = unpack(zeros[0].transpose(1, 2), self.bits, scale.shape[1])
-                zero_point = zero_point.transpose(1, 2)
-            plain = dequantize(weight, scale, self.bits, inputs, self.moe.in_dtype, zero_point)
-            parameter = torch.nn.Parameter(plain, requires_grad=False)
-            layer.register_parameter(f"{product}_weight", parameter)
-        for name in packed:
-            delattr(layer, name)
-        super().process_weights_after_loading(layer)
+    def _plain_weight(self, layer: torch.nn.Module, product: str, inputs: int) -> torch.Tensor:
+        held = [getattr(layer, f"{product}_{name}").data for name in self.names]
+        if self.inputs_first:
+            held = [tensor.transpose(1, 2) for tensor in held]
+        weight, scale, *zeros = held
+        zero_point = None
+        if zeros:
+            # Packed along the outputs: bring those last, then back.
+            zero_point = unpack(zeros[0].transpose(1, 2), self.bits, scale.shape[1])
+            zero_point = zero_point.transpose(1, 2)
+        return dequantize(weight, scale, self.bits, inputs, self.moe.in_dtype, zero_point)
 
 
 def compressed_tensors_experts(
@@ -80,7 +95,7 @@ def compressed_tensors_experts(
 ) -> FusedMoEMethodBase:
     """Upstream's ``method`` for pack-quantized experts, or ours where no kernel fits."""
 
-    class Dequantized(DequantizedExperts):
+    class Dequantized(DequantizedIntegerExperts):
         # What upstream's parameters are made from.
         symmetric = weight_quant.symmetric
         num_bits = weight_quant.num_bits
@@ -93,7 +108,7 @@ def compressed_tensors_experts(
     names = ["weight_packed", "weight_scale"]
     if not weight_quant.symmetric:
         names.append("weight_zero_point")
-    return _first_that_runs(
+    return first_that_runs(
         lambda: method(weight_quant, input_quant, moe),
         lambda: Dequantized(moe, weight_quant.num_bits, tuple(names), inputs_first=False),
     )
@@ -103,7 +118,7 @@ def gptq_experts(quant_config: Any, moe: FusedMoEConfig) -> FusedMoEMethodBase:
     """Upstream's method for gptqmodel's experts, or ours where no kernel fits."""
     from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQMoEMethod
 
-    class Dequantized(DequantizedExperts):
+    class Dequantized(DequantizedIntegerExperts):
         input_dtype = None
         create_weights = AutoGPTQMoEMethod.create_weights
 
@@ -113,12 +128,13 @@ def gptq_experts(quant_config: Any, moe: FusedMoEConfig) -> FusedMoEMethodBase:
         made.quant_config = quant_config
         return made
 
-    return _first_that_runs(lambda: AutoGPTQMoEMethod(quant_config, moe), dequantized)
+    return first_that_runs(lambda: AutoGPTQMoEMethod(quant_config, moe), dequantized)
 
 
-def _first_that_runs(
+def first_that_runs(
     kernel: Callable[[], FusedMoEMethodBase], dequantized: Callable[[], FusedMoEMethodBase]
 ) -> FusedMoEMethodBase:
+    """What ``kernel`` makes, or on a CPU for which it finds no backend what ``dequantized`` makes."""
     try:
         return kernel()
     except NotImplementedError:

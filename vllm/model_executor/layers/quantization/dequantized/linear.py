@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A linear layer that multiplies with the dequantized weight, for the CPU."""
+"""Linear layers that multiply with the dequantized weight, for the CPU."""
 
 import torch
 
@@ -7,7 +7,9 @@ from vllm.model_executor.kernels.linear.mixed_precision.MPLinearKernel import (
     MPLinearKernel,
     MPLinearLayerConfig,
 )
+from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearKernel, NvFp4LinearLayerConfig
 from vllm.model_executor.layers.quantization.utils import replace_parameter
+from vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils import dequantize_to_dtype
 from vllm.platforms import current_platform
 
 from .reference import dequantize, unpack
@@ -55,3 +57,30 @@ class DequantizedLinearKernel(MPLinearKernel):
     @classmethod
     def get_min_capability(cls) -> int:
         return -1  # no GPU
+
+
+class DequantizedNvFp4LinearKernel(NvFp4LinearKernel):
+    """The same for NVFP4, of ModelOpt and of compressed-tensors.
+
+    Upstream's emulation rounds activations to four bits too, which no weight-only kernel
+    does and no reference without quantization can be compared with.
+    """
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        if not current_platform.is_cpu():
+            return False, "would take the memory of the unquantized weight"
+        return True, None
+
+    @classmethod
+    def can_implement(cls, config: NvFp4LinearLayerConfig) -> tuple[bool, str | None]:
+        return True, None
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        weight = dequantize_to_dtype(
+            layer.weight.data, layer.weight_scale.data, layer.weight_global_scale, layer.params_dtype, swizzle=False
+        )
+        replace_parameter(layer, "weight", weight)
+
+    def apply_weights(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.nn.functional.linear(x, layer.weight, bias)
