@@ -109,10 +109,11 @@ def run(asked: argparse.Namespace) -> int:
         model, flat, raw["settings"]["table_rows"] = write(
             folder, asked.config, asked.layers, asked.experts, asked.rows
         )
+        size = sum(path.stat().st_size for path in model.glob("*.safetensors"))
         for name, (place, graphs) in (CASES if gpu else CPU_CASES).items():
             if any(words in name for words in asked.only.split("|")):
                 raw["samples"].append(
-                    {"case": name} | one(folder, engine_of(model, flat, place, graphs, asked), place, asked)
+                    {"case": name} | one(folder, engine_of(model, flat, place, graphs, asked), place, size, asked)
                 )
                 # After every case: a run that is cut short has lost only the last one.
                 asked.out.write_text(json.dumps(raw))
@@ -123,7 +124,7 @@ def run(asked: argparse.Namespace) -> int:
     return 1 if any("failed" in sample for sample in raw["samples"]) else 0
 
 
-def one(folder: Path, engine: dict, place: str, asked: argparse.Namespace) -> dict:
+def one(folder: Path, engine: dict, place: str, table_bytes: int, asked: argparse.Namespace) -> dict:
     """A case's sample; `failed` in it where its process ended badly, so that the others are still measured."""
     files = [str(path) for path in sorted(Path(engine["model"]).glob("*.safetensors"))]
     job = {
@@ -142,7 +143,9 @@ def one(folder: Path, engine: dict, place: str, asked: argparse.Namespace) -> di
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         return {"failed": (done.stdout + done.stderr)[-4000:]}
-    return json.loads((folder / "result.json").read_text()) | {"wall_s": round(time.perf_counter() - began, 1)}
+    found = json.loads((folder / "result.json").read_text())
+    sizes = {"table_bytes": table_bytes} if place in ("pinned", "stock") else {}
+    return found | sizes | {"wall_s": round(time.perf_counter() - began, 1)}
 
 
 def main() -> int:

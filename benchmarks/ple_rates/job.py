@@ -16,13 +16,20 @@ SETTLE, COUNTED = 8, 96
 
 
 class Sampling(Users):
-    """Users who sample, so that their n-grams are new ones: without weights the likeliest token is always the same."""
+    """Users who sample, so that their n-grams are new ones: without weights the likeliest token is always the same.
+
+    The same case asks for the same tokens again, so that a warm page cache has their rows.
+    """
+
+    def __init__(self, engine, case: str) -> None:
+        super().__init__(engine)
+        self._case = case
 
     def ask(self, users: int, context: int, tokens: int) -> None:
         from vllm import SamplingParams
 
         for _ in range(users):
-            dice = random.Random(f"{id(self)} {self._asked}")
+            dice = random.Random(f"{self._case} {self._asked}")
             name = f"user-{self._asked}"
             self._asked += 1
             params = SamplingParams(
@@ -33,13 +40,36 @@ class Sampling(Users):
             self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
 
 
-def stock_allocation() -> None:
-    """Pinned memory as upstream allocates it, in this process, where the engine runs too."""
-    import torch
+class Pinned:
+    """Memory that this process, where the engine runs too, has pinned: the table's, and what torch pins besides.
 
-    from vllm.models.qwen4_exp.ple_store import pinned
+    Neither is in the kernel's count of locked memory.
+    """
 
-    pinned.page_locked = lambda shape, dtype: torch.empty(shape, dtype=dtype, pin_memory=True)
+    def __init__(self, stock: bool) -> None:
+        """``stock``: pin a table as upstream does, in torch's memory."""
+        import torch
+
+        from vllm.models.qwen4_exp.ple_store import pinned
+
+        self._tables, exact = 0, pinned.page_locked
+
+        def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            if stock:
+                return torch.empty(shape, dtype=dtype, pin_memory=True)
+            made = exact(shape, dtype)
+            self._tables += made.nbytes
+            return made
+
+        pinned.page_locked = allocate
+
+    def bytes(self) -> int:
+        """Now."""
+        import torch
+
+        # What torch keeps for later allocations is pinned too.
+        here = torch.cuda.host_memory_stats()["allocated_bytes.current"] if torch.cuda.is_available() else 0
+        return self._tables + here
 
 
 def counters() -> dict[str, float]:
@@ -58,15 +88,13 @@ def available() -> int:
 def run(job: dict) -> dict:
     from vllm import LLM
 
-    if job["stock"]:
-        stock_allocation()
+    pinned = Pinned(job["stock"])
     free, began = available(), time.perf_counter()
     llm = LLM(**job["engine"])
     engine, started = llm.llm_engine, time.perf_counter() - began
     found = {
         "start_s": round(started, 1),
         "memory_taken": free - available(),
-        "locked_bytes": memory()["locked"],
         "prefill": [],
         "decode": [],
     }
@@ -83,11 +111,11 @@ def run(job: dict) -> dict:
             if cache == "cold":
                 drop(files)
             found["decode"].append(measure_decode(engine, users, job["decode_context"]) | {"cache": cache})
-    return found
+    return found | {"locked_bytes": memory()["locked"], "pinned_bytes": pinned.bytes()}
 
 
 def measure_prefill(engine, context: int) -> dict:
-    users = Sampling(engine)
+    users = Sampling(engine, f"a prompt of {context}")
     before, began = counters(), time.perf_counter()
     users.ask(1, context, 1)
     users.until(lambda: users.tokens() >= 1)
@@ -102,7 +130,7 @@ def measure_prefill(engine, context: int) -> dict:
 
 
 def measure_decode(engine, users: int, context: int) -> dict:
-    made = Sampling(engine)
+    made = Sampling(engine, f"{users} users")
     made.ask(users, context, SETTLE + COUNTED + 64)
     made.until(lambda: made.tokens() >= 1)
     made.decode(SETTLE)

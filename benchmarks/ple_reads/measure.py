@@ -6,6 +6,7 @@ import mmap
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,7 +95,7 @@ def _read_ahead(steps: Steps, drawn: list) -> dict:
     """Chunks whose rows were read, from the page cache here, before they were asked for."""
     milliseconds = []
     for step in drawn:
-        steps.fetcher.read_ahead(steps.hash(*step))
+        steps.fetcher.read_ahead(partial(steps.hash, *step))
         steps.fetcher._ahead.records.result()
         milliseconds.append(round(steps.stage(step), 4))
     return {"tokens": CHUNK, "ms": milliseconds}

@@ -46,7 +46,7 @@ class Steps:
         """Milliseconds from tokens to activations."""
         begun = time.perf_counter()
         ids = self.hash(*step)
-        rows, scales = self.fetcher.store.split(self.fetcher.fetch(ids))
+        rows, scales = self.fetcher.store.split(self.fetcher.fetch(ids).records())
         self.rows[: len(ids)] = dequantize(self.fetcher.store.table, rows, scales, self.rows.dtype)
         return 1e3 * (time.perf_counter() - begun)
 

@@ -15,7 +15,8 @@ def sample(case: str, rate: float, waited: float = 0.1) -> dict:
     reads = {"steps": 100, "row_wait_seconds": waited / 10, "rows": 1600, "kernel_disk_bytes": 100 * 60 * 1024}
     return {
         "case": case,
-        "locked_bytes": 0,
+        "pinned_bytes": 5 << 30 if case.startswith("pinned") else 1 << 30,
+        "table_bytes": 4 << 30,
         "prefill": [{"context": 8192, "cache": cache, "tokens_per_s": 100 * rate} for cache in ("cold", "warm")],
         "decode": [{"users": 1, "cache": cache, "per_user": rate, "reads": reads} for cache in ("cold", "warm")],
     }
@@ -31,6 +32,8 @@ def test_claims():
     found = {claim.name: claim for claim in record.claims(samples)}
     assert found["prefill of 8192 tokens, cold / pinned: shards, full graphs"].value == 0.99
     assert found["decode, 1 users, warm / pinned: shards, full graphs"].holds
+    pinned = found["host memory pinned for rows: shards, full graphs"]
+    assert pinned.value == 0 and pinned.holds
     assert found["decode under full graphs / eager, table on the disk"].value == 1.98
     assert found["waited for rows in a decode step, 1 users, warm: shards, full graphs"].value == 0.1
     assert found["read from the disk for a token, 1 users, cold: shards, full graphs"].value == 60

@@ -7,18 +7,21 @@ import numpy as np
 import pytest
 import torch
 
+from demo.checkpoint.table_formats import FORMS
 from vllm.config import LoadConfig
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-from vllm.models.qwen4_exp.ple_store import errors, staging
+from vllm.models.qwen4_exp.ple_store import embedding, errors, staging
+from vllm.models.qwen4_exp.ple_store.formats import dequantize
 from vllm.models.qwen4_exp.ple_store.staging import PLERowStager
 
 from .steps import DIM, HEADS, MAX_TOKENS, PARTS, ROWS, STEPS, batch_of, build_layer, look_up, random_tokens, stage
 
 
-@pytest.fixture
-def build(monkeypatch, write_table):
+@pytest.fixture(params=[1 << 20, 0], ids=["repeated on the host", "repeated on the device"])
+def build(monkeypatch, write_table, request):
     """``build(in_file)``: the n-gram layer over one table in bf16, in memory or in files."""
     written = []
+    monkeypatch.setattr(embedding, "_FEW", request.param)
 
     def build(in_file, **settings):
         if not written:
@@ -31,6 +34,24 @@ def build(monkeypatch, write_table):
 @pytest.mark.parametrize("requests", STEPS.values(), ids=STEPS)
 def test_equal_to_a_table_in_memory(build, requests):
     assert torch.equal(stage(build(True), requests), look_up(build(False), requests))
+
+
+@pytest.mark.parametrize("form", ["plain", *FORMS])
+@pytest.mark.parametrize("ahead", [0, 20, 30])
+def test_rows_of_every_format_partly_read_ahead(monkeypatch, write_table, form, ahead):
+    """Repeated after they were turned into activations, and before."""
+    layer = build_layer(monkeypatch, write_table(rows=ROWS, dim=32, parts=PARTS, form=form), True).ngram_embedding
+    ids, rows = np.random.default_rng(0).integers(0, ROWS, (30, HEADS)), []
+    for few in (0, 1 << 20):
+        monkeypatch.setattr(embedding, "_FEW", few)
+        if ahead:
+            layer.fetcher.read_ahead(lambda: ids[:ahead])
+            layer.fetcher._ahead.records.result()
+        assert layer.stage(ids, 30) is None
+        rows.append(layer.rows[:30].clone())
+    assert torch.equal(*rows) and rows[0].any()
+    scales = layer.table.gather(torch.from_numpy(ids))
+    assert torch.equal(rows[0], dequantize(layer.table.table, *scales, layer.rows.dtype))
 
 
 def test_rows_differ_between_tokens(build):

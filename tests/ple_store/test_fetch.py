@@ -34,17 +34,17 @@ def test_with_any_part_read_ahead(made, share):
     for seed in range(20):
         ids = ids_of(seed)
         ahead = np.concatenate((ids.ravel()[: int(ids.size * share)], ids_of(seed + 100).ravel()))
-        fetcher.read_ahead(ahead)
+        fetcher.read_ahead(lambda ids=ahead: ids)
         fetcher._ahead.records.result()
-        assert torch.equal(fetcher.fetch(ids), values[ids])
+        assert torch.equal(fetcher.fetch(ids).records(), values[ids])
     assert fetcher.counters.ahead_rows > (0 if share else -1)
 
 
 def test_nothing_ahead_and_nothing_wanted(made):
     fetcher, values = made
-    fetcher.read_ahead(np.empty((0, 4), dtype=np.int64))
-    assert torch.equal(fetcher.fetch(ids_of(1)), values[ids_of(1)])
-    assert fetcher.fetch(np.empty((0, 4), dtype=np.int64)).shape == (0, 4, 16)
+    fetcher.read_ahead(lambda: np.empty((0, 4), dtype=np.int64))
+    assert torch.equal(fetcher.fetch(ids_of(1)).records(), values[ids_of(1)])
+    assert fetcher.fetch(np.empty((0, 4), dtype=np.int64)).records().shape == (0, 4, 16)
 
 
 def test_another_step_does_not_wait_for_a_long_chunk(made, monkeypatch):
@@ -58,14 +58,14 @@ def test_another_step_does_not_wait_for_a_long_chunk(made, monkeypatch):
 
     monkeypatch.setattr(fetcher.store, "read", slow)
     chunk = ids_of(0, (200, 4))
-    fetcher.read_ahead(chunk)
+    fetcher.read_ahead(lambda: chunk)
     while fetcher._ahead.numbers is None:
         pass
     others = np.setdiff1d(np.arange(ROWS), chunk)[:16].reshape(4, 4)
-    assert torch.equal(fetcher.fetch(others), values[others])
+    assert torch.equal(fetcher.fetch(others).records(), values[others])
     assert not fetcher._ahead.records.done() and fetcher.counters.ahead_rows == 0
     threading.Timer(0.1, go.set).start()
-    assert torch.equal(fetcher.fetch(chunk), values[chunk])
+    assert torch.equal(fetcher.fetch(chunk).records(), values[chunk])
     assert fetcher.counters.ahead_rows == len(np.unique(chunk))
 
 
@@ -73,12 +73,12 @@ def test_what_could_not_be_read_ahead_is_read_again(made, monkeypatch):
     fetcher, values = made
     read = fetcher.store.read
     monkeypatch.setattr(fetcher.store, "read", lambda wanted: (_ for _ in ()).throw(RowReadFailed("f", 1, 0)))
-    fetcher.read_ahead(ids_of(3))
+    fetcher.read_ahead(lambda: ids_of(3))
     assert fetcher._ahead.records.result() is None
     with pytest.raises(RowReadFailed):
         fetcher.fetch(ids_of(3))
     monkeypatch.setattr(fetcher.store, "read", read)
-    assert torch.equal(fetcher.fetch(ids_of(3)), values[ids_of(3)])
+    assert torch.equal(fetcher.fetch(ids_of(3)).records(), values[ids_of(3)])
 
 
 def test_what_is_counted(made):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from vllm.models.qwen4_exp.ple_store import received
+from vllm.models.qwen4_exp.ple_store import received, staging
 from vllm.models.qwen4_exp.ple_store.host_tokens import HostTokens
 from vllm.models.qwen4_exp.ple_store.ngram_ids import NgramHash
 from vllm.models.qwen4_exp.ple_store.staging import PLERowStager
@@ -228,6 +228,25 @@ def test_a_single_stage_with_drafts(layers, seed):
     assert alone > 0
 
 
+def test_a_single_stage_that_decodes_asks_for_tokens_alone(layers, monkeypatch):
+    """Without drafts the tokens before are known on the host, also across preemption and another request's start."""
+    runner = Runner(*layers)
+    monkeypatch.setattr(staging._OnDevice, "before", lambda self: pytest.fail("asked for tokens before"))
+    requests, decoded = Requests(0, runner.add, 1), 0
+    for index in range(4):
+        requests.start(index)
+    for now in range(100):
+        parts = requests.step(now)
+        if parts:
+            runner.check(*batch_for(requests, parts), now)
+            decoded += runner.asked
+            requests.advance(parts, now)
+        if now % 10 == 9:
+            index = requests.dice.randrange(4)
+            requests.start(index) if requests.dice.random() < 0.5 else requests.enter(index)
+    assert decoded > 10
+
+
 def test_drafts_dropped_on_the_device(layers):
     """The host had cut the batch for more tokens than there are: where requests begin is the device's to say."""
     runner = Runner(*layers)
@@ -274,10 +293,13 @@ def test_the_hash_with_the_published_numbers(layers):
         dice = np.random.default_rng(size)
         tokens = dice.integers(0, 248320, 40)
         tokens[dice.integers(0, 40, 6)] = 5
-        starts, before = np.array([0, 1, 2, 17, 40]), dice.integers(0, 248320, (4, size - 1))
-        before[1], before[2, -1] = 5, 5
-        wanted = upstream.compute_ngram_ids(layer, torch.tensor(tokens), torch.tensor(starts), torch.tensor(before))
-        assert np.array_equal(NgramHash.of(layer)(tokens, starts, before), wanted.numpy()), size
+        # Also one token each, and as many tokens as requests of which one has none.
+        for starts in ([0, 1, 2, 17, 40], range(41), [*range(39), 40, 40]):
+            before = dice.integers(0, 248320, (len(starts) - 1, size - 1))
+            before[1], before[2, -1] = 5, 5
+            given = tokens, np.array(starts), before
+            wanted = upstream.compute_ngram_ids(layer, *map(torch.tensor, given))
+            assert np.array_equal(NgramHash.of(layer)(*given), wanted.numpy()), size
 
 
 def one(computed=5, **changes):
@@ -297,8 +319,9 @@ def test_a_token_too_many_or_of_someone_else_is_not_believed(handler):
     tokens = HostTokens(2, EOS, received.received_tokens())
     received.received_tokens().wanted = True
 
-    def ask():
-        return np.array([40]), np.array([0, 1]), np.array([[41, 42]])
+    class Device:
+        tokens, starts = staticmethod(lambda: np.array([40])), staticmethod(lambda: np.array([0, 1]))
+        before = staticmethod(lambda: np.array([[41, 42]]))
 
     def arrive(*drawn: int) -> None:
         handler.receive(
@@ -311,9 +334,9 @@ def test_a_token_too_many_or_of_someone_else_is_not_believed(handler):
 
     def step(*drawn, **changes):
         tokens.add(0, "a", [1, 2, 3, 4, 5])
-        assert not tokens.step(one(computed=4), ask).asked
+        assert not tokens.step(one(computed=4), Device).asked
         arrive(*drawn or (9,))
-        return tokens.step(one(**changes), ask)
+        return tokens.step(one(**changes), Device)
 
     made = step()
     assert (made.tokens.tolist(), made.before.tolist(), made.asked) == ([9], [[4, 5]], False)
@@ -321,7 +344,7 @@ def test_a_token_too_many_or_of_someone_else_is_not_believed(handler):
     assert step(computed=6).asked
     assert step(9, 10).asked, "several came, some of which were refused"
     assert not step().asked
-    assert tokens.step(one(computed=6), ask).asked, "none came"
+    assert tokens.step(one(computed=6), Device).asked, "none came"
 
 
 def test_what_follows_a_chunk():

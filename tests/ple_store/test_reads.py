@@ -9,6 +9,7 @@ import pytest
 from vllm.models.qwen4_exp.ple_store.reads import ReadPool, Spans, aio, pool
 from vllm.models.qwen4_exp.ple_store.reads.aio import AioQueue, AioUnavailable
 from vllm.models.qwen4_exp.ple_store.reads.plain import PlainQueue
+from vllm.models.qwen4_exp.ple_store.reads.pool import threads_for
 from vllm.models.qwen4_exp.ple_store.reads.spans import PAGE, coalesce
 
 PAGES = 3000
@@ -162,3 +163,8 @@ def test_pages_are_counted_once():
     spans = Spans(np.array([3, 3, 3, 4]), np.array([0, 100, 4000, 4000]), np.array([10, 10, 200, 10]), np.zeros(4))
     assert spans.pages.tolist() == [1, 1, 2, 1]
     assert pool._pages(spans) == 3  # the first two spans share theirs, the third has one of its own, the fourth too
+
+
+@pytest.mark.parametrize(("processors", "threads"), [(1, 1), (2, 2), (4, 4), (8, 4), (16, 8), (24, 12), (64, 16)])
+def test_threads_leave_the_engine_its_processors(processors, threads):
+    assert threads_for(processors) == threads

@@ -16,11 +16,13 @@ import torch
 
 from vllm.config import EngramConfig, get_current_vllm_config
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.utils.platform_utils import is_pin_memory_available
 
 from ..common import ngram_embedding as upstream
 from .counters import Counters
 from .errors import RowReadFailed, TableNotLoadable
-from .fetch import RowFetcher
+from .fetch import Fetched, RowFetcher
 from .flat.reader import open_flat
 from .formats import dequantize, locate_table
 from .locate import TableShape
@@ -30,6 +32,9 @@ from .reader import RowStore, TableReader
 from .source import layer_name, model_folder, table_shape
 
 logger = init_logger(__name__)
+
+#: Rows of a step up to which they are repeated on the host: one copy to the device instead of two and a launch.
+_FEW = 1024
 
 
 class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
@@ -91,7 +96,8 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
         text_config = config.model_config.hf_text_config
         shape = table_shape(text_config, num_embeddings, self.embedding_dim)
         self.counters = Counters()
-        store = open_store(config.engram_config, model_folder(config), layer_name(prefix), shape, self.counters)
+        pinned = current_platform.is_cuda_alike() and is_pin_memory_available()
+        store = open_store(config.engram_config, model_folder(config), layer_name(prefix), shape, self.counters, pinned)
         self.table = store
         self.fetcher = RowFetcher(store, self.counters)
         weakref.finalize(self, self.fetcher.close)
@@ -124,18 +130,33 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
             what could not be read, if anything: such rows are NaN, and all others right
         """
         tokens = ids.shape[0]
-        records, lost = self._fetch(ids)
-        rows, scales = self.table.split(records)
-        # Codes travel to the device, and are multiplied there.
-        scales = scales if scales is None else self._send(scales)
-        self.rows[:tokens] = dequantize(self.table.table, self._send(rows), scales, self.rows.dtype)
+        fetched, lost = self._fetch(ids)
+        if ids.size <= _FEW:
+            self.rows[:tokens] = self._activations([fetched.records()])
+        else:
+            rows, index = self._activations(fetched.parts), self._send(torch.from_numpy(fetched.index.reshape(-1)))
+            torch.index_select(rows, 0, index, out=self.rows[:tokens].flatten(0, 1))
         self.rows[tokens:padded_tokens].zero_()
         if lost is not None:
             unread = torch.from_numpy(np.isin(ids, lost.rows)).to(self.rows.device)
             self.rows[:tokens].masked_fill_(unread[:, :, None], float("nan"))
         return lost
 
-    def _fetch(self, ids: np.ndarray) -> tuple[torch.Tensor, RowReadFailed | None]:
+    def _activations(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Records, uint8 ``[..., row_bytes]`` -> ``[..., dim]`` on the device, one part after the other."""
+        stored = [self.table.split(records) for records in parts]
+        # Codes travel to the device, and are multiplied there.
+        rows, scales = (
+            None if these[0] is None else self._joined([self._send(one) for one in these]) for these in zip(*stored)
+        )
+        return dequantize(self.table.table, rows, scales, self.rows.dtype)
+
+    @staticmethod
+    def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+        # fp8 has no cat everywhere, bytes have.
+        return parts[0] if len(parts) == 1 else torch.cat([one.view(torch.uint8) for one in parts]).view(parts[0].dtype)
+
+    def _fetch(self, ids: np.ndarray) -> tuple[Fetched, RowReadFailed | None]:
         """Records of ``ids``, and what could not be read of them; the records of such rows are other ones."""
         lost: RowReadFailed | None = None
         while True:
@@ -145,13 +166,15 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
                 lost = error if lost is None else lost.joined(error)
                 readable = np.setdiff1d(ids, lost.rows)
                 if not readable.size:
-                    return torch.zeros(*ids.shape, self.table.table.row_bytes, dtype=torch.uint8), lost
+                    nothing = torch.zeros(1, self.table.table.row_bytes, dtype=torch.uint8, device="cpu")
+                    return Fetched([nothing], np.zeros_like(ids)), lost
                 ids = np.where(np.isin(ids, lost.rows), readable[0], ids)
 
     def _send(self, values: torch.Tensor) -> torch.Tensor:
         """``values`` on the device, without waiting for what the device does: pageable memory would."""
         if self.rows.device.type == "cpu":
             return values
+        # Returns ``values`` itself where they are pinned already, as rows are that were read without scales beside them.
         return values.pin_memory().to(self.rows.device, non_blocking=True)
 
     def stage_zeros(self, padded_tokens: int) -> None:
@@ -178,7 +201,12 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
 
 
 def open_store(
-    engram: EngramConfig, folder: str, layer: str, shape: TableShape, counters: Counters | None = None
+    engram: EngramConfig,
+    folder: str,
+    layer: str,
+    shape: TableShape,
+    counters: Counters | None = None,
+    pinned: bool = False,
 ) -> RowStore:
     """The files that the settings ask for: one flat file, or the checkpoint's shards.
 
@@ -186,13 +214,14 @@ def open_store(
         folder: the model directory
         layer: the checkpoint's name of the layer
         shape: what the config says of its table
+        pinned: records are read into pinned memory
 
     Raises:
         PLEStoreError: the files are not as the config says
     """
     if engram.host_file_path:
-        return open_flat(Path(engram.host_file_path), folder, layer, shape, counters=counters)
-    return TableReader(locate_table(folder, layer, shape), counters=counters)
+        return open_flat(Path(engram.host_file_path), folder, layer, shape, counters=counters, pinned=pinned)
+    return TableReader(locate_table(folder, layer, shape), counters=counters, pinned=pinned)
 
 
 def choose_embedding(engram: EngramConfig | None) -> type[upstream.Qwen4ExpPLEEmbedding]:

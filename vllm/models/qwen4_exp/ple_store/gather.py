@@ -57,13 +57,22 @@ class TableFiles:
     closed by ``close``, with the last reference, or when the interpreter ends.
     """
 
-    def __init__(self, location: Location, pool: ReadPool | None = None, counters: Counters | None = None) -> None:
+    def __init__(
+        self,
+        location: Location,
+        pool: ReadPool | None = None,
+        counters: Counters | None = None,
+        pinned: bool = False,
+    ) -> None:
         """Open every file once.
+
+        Args:
+            pinned: what is read goes into pinned memory, which torch keeps for the next time
 
         Raises:
             UnreadableFile: one cannot be opened
         """
-        self.location = location
+        self.location, self.pinned = location, pinned
         self.pool = pool or ReadPool()
         self.counters = counters or Counters()
         descriptors: list[int] = []
@@ -181,7 +190,7 @@ def read_together(tables: Sequence[TableFiles], wanted: np.ndarray) -> list[torc
     """The same rows of several tables in one batch, such as rows and their scales, which the disk then sees at once.
 
     Args:
-        tables: the pool and the counters of the first one are used
+        tables: the pool, the counters and the kind of memory of the first one are used
         wanted: int64 row numbers, sorted, each once
 
     Returns:
@@ -191,7 +200,8 @@ def read_together(tables: Sequence[TableFiles], wanted: np.ndarray) -> list[torc
         RowOutOfRange, RowReadFailed
     """
     bounds = np.cumsum([0, *(table.location.row_bytes * len(wanted) for table in tables)]).tolist()
-    target = torch.empty(bounds[-1], dtype=torch.uint8)
+    # On the host whatever the default device is: models are built under one of CUDA.
+    target = torch.empty(bounds[-1], dtype=torch.uint8, device="cpu", pin_memory=tables[0].pinned)
     if len(wanted):
         plans = [table.plan(wanted, start) for table, start in zip(tables, bounds)]
         spans = plans[0].spans if len(plans) == 1 else joined([plan.spans for plan in plans])

@@ -10,9 +10,8 @@ An n-gram ends with the token that a step computes and begins with the ones befo
 Only the last one waits for the device.  So a chunk of a prompt is hashed and read while the chunk before is computed.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -21,9 +20,18 @@ if TYPE_CHECKING:
 
     from .received import Copy, ReceivedTokens
 
-#: Gives from the device the step's tokens ``[tokens]``, where each request's begin ``[requests + 1]``, and those before
-#: each request's first ``[requests, reach]``.
-Ask = Callable[[], tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+class Device(Protocol):
+    """What the device has of a step; every answer is a copy that is waited for."""
+
+    def tokens(self) -> np.ndarray:
+        """``[tokens]``, packed."""
+
+    def starts(self) -> np.ndarray:
+        """``[requests + 1]``, where each request's tokens begin."""
+
+    def before(self) -> np.ndarray:
+        """``[requests, reach]``, before each request's first token."""
 
 
 @dataclass
@@ -70,11 +78,11 @@ class HostTokens:
         """A request took a place in the states, or came back with more tokens.  ``prefill``: all it has so far."""
         self._known[index] = Known(request, np.asarray(prefill, dtype=np.int64))
 
-    def step(self, batch: "InputBatch", ask: Ask) -> Step:
+    def step(self, batch: "InputBatch", device: Device) -> Step:
         """The tokens of a step."""
         if batch.query_start_loc_np[batch.num_reqs] != batch.num_tokens:
             # Drafts were dropped on the device after the host had cut the batch.
-            return self._all_from_device(batch, ask)
+            return self._all_from_device(batch, device)
         indices = batch.idx_mapping_np[: batch.num_reqs].tolist()
         starts = np.asarray(batch.query_start_loc_np[: batch.num_reqs + 1], dtype=np.int64)
         computed = batch.num_computed_tokens_np[: batch.num_reqs].tolist()
@@ -96,7 +104,7 @@ class HostTokens:
             else:
                 unknown.append(row)
         if unknown:
-            self._from_device(made, unknown, batch, ask, [self._known.get(index) for index in indices])
+            self._from_device(made, unknown, batch, device, [self._known.get(index) for index in indices])
         return made
 
     def following(self, batch: "InputBatch", most: int) -> Step | None:
@@ -120,14 +128,14 @@ class HostTokens:
             return None
         return Step(np.concatenate(tokens), np.array(starts, dtype=np.int64), np.stack(before))
 
-    def _all_from_device(self, batch: "InputBatch", ask: Ask) -> Step:
+    def _all_from_device(self, batch: "InputBatch", device: Device) -> Step:
         for index in batch.idx_mapping_np[: batch.num_reqs].tolist():
             if self._received is not None:
                 self._received.take(index)
             if index in self._known:
                 self._known[index].position = -1
-        tokens, starts, before = (one.astype(np.int64) for one in ask())
-        return Step(tokens, starts, before, asked=True)
+        answers = device.tokens(), device.starts(), device.before()
+        return Step(*(one.astype(np.int64) for one in answers), asked=True)
 
     @staticmethod
     def _goes_on(known: Known, copy: "Copy", position: int, end: int) -> bool:
@@ -149,22 +157,30 @@ class HostTokens:
         known.last = np.append(known.last[1:], token)
 
     def _from_device(
-        self, made: Step, rows: list[int], batch: "InputBatch", ask: Ask, known: list[Known | None]
+        self, made: Step, rows: list[int], batch: "InputBatch", device: Device, known: list[Known | None]
     ) -> None:
-        tokens, _, before = ask()
+        tokens, before = device.tokens(), None
         made.asked = True
         for row in rows:
             span = slice(made.starts[row], made.starts[row + 1])
-            made.tokens[span], made.before[row] = tokens[span], before[row]
             one = known[row]
-            if one is None or one.request != batch.req_ids[row]:
+            if one is not None and one.request != batch.req_ids[row]:
+                one = None
+            if one is not None and one.position == batch.num_computed_tokens_np[row]:
+                # Its last tokens are here: while a request decodes, the new one is all that is asked for.
+                last = one.last
+            else:
+                before = device.before() if before is None else before
+                last = before[row]
+            made.tokens[span], made.before[row] = tokens[span], last
+            if one is None:
                 continue
             if batch.num_draft_tokens:
                 # Some of them may be refused: where the request stands is known to the device alone from now on.
                 one.position = -1
             else:
                 one.position = int(batch.num_computed_tokens_np[row]) + span.stop - span.start
-                one.last = np.append(before[row], tokens[span])[-self._reach :].astype(np.int64)
+                one.last = np.append(last, tokens[span])[-self._reach :].astype(np.int64)
 
     def _prefix(self, tokens: np.ndarray, end: int) -> np.ndarray:
         """The ``reach`` tokens before ``end``."""

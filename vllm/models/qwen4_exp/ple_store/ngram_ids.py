@@ -57,21 +57,23 @@ class NgramHash:
         Returns:
             int64 ``[tokens, heads]``
         """
+        earlier = self._earlier(tokens, starts, before)
+        ended = np.logical_or.accumulate(earlier == self.eos, axis=1)
+        mixed = np.where(ended, self.eos, earlier) * self.multipliers[1:]
+        mixed[:, 0] ^= tokens * self.multipliers[0]
+        mixed = np.bitwise_xor.accumulate(mixed, axis=1)
+        return np.repeat(mixed, self.heads_per_ngram, axis=1) % self.sizes + self.offsets
+
+    def _earlier(self, tokens: np.ndarray, starts: np.ndarray, before: np.ndarray) -> np.ndarray:
+        """int64 ``[tokens, reach]``: what is before each token, the nearest first."""
         lengths = np.diff(starts)
-        owner = np.repeat(np.arange(len(lengths)), lengths)
+        if (lengths == 1).all():
+            # A step that only decodes.
+            return before[:, ::-1].astype(np.int64)
         # Requests one after the other, each behind what comes before it.
-        gaps = self.reach * (owner + 1)
-        at = np.arange(len(tokens)) + gaps
+        at = np.arange(len(tokens)) + self.reach * np.repeat(np.arange(1, len(lengths) + 1), lengths)
         line = np.empty(len(tokens) + self.reach * len(lengths), dtype=np.int64)
         line[at] = tokens
         head = (np.asarray(starts[:-1]) + self.reach * np.arange(len(lengths)))[:, None] + np.arange(self.reach)
         line[head] = before
-        mixed = line[at] * self.multipliers[0]
-        blocks, ended = [], np.zeros(len(tokens), dtype=bool)
-        for distance in range(1, self.reach + 1):
-            token = line[at - distance]
-            ended |= token == self.eos
-            mixed = mixed ^ (np.where(ended, self.eos, token) * self.multipliers[distance])
-            heads = slice((distance - 1) * self.heads_per_ngram, distance * self.heads_per_ngram)
-            blocks.append(np.remainder(mixed[:, None], self.sizes[heads]) + self.offsets[heads])
-        return np.concatenate(blocks, axis=1)
+        return line[at[:, None] - np.arange(1, self.reach + 1)]

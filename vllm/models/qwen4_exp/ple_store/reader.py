@@ -73,16 +73,21 @@ class TableReader(RowStore):
         table: what is read
     """
 
-    def __init__(self, table: Table, pool: ReadPool | None = None, counters: Counters | None = None) -> None:
+    def __init__(
+        self, table: Table, pool: ReadPool | None = None, counters: Counters | None = None, pinned: bool = False
+    ) -> None:
         """Open every file once for rows, and once for scales of rows.
+
+        Args:
+            pinned: as of ``TableFiles``
 
         Raises:
             UnreadableFile: one cannot be opened
         """
         self.table, self.paths = table, sorted(table.paths)
         pool = pool or ReadPool()
-        self._rows = TableFiles(table.rows, pool, counters)
-        self._scales = TableFiles(table.row_scales, pool, counters) if table.row_scales else None
+        self._rows = TableFiles(table.rows, pool, counters, pinned)
+        self._scales = TableFiles(table.row_scales, pool, counters, pinned) if table.row_scales else None
 
     def read(self, wanted: np.ndarray) -> torch.Tensor:
         """Records, see ``RowStore``."""

@@ -3,6 +3,7 @@
 
 import re
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,7 +103,8 @@ class PLERowStager:
         following = self._tokens.following(batch, self._most)
         if following is not None:
             for layer, hash_ in zip(self._layers, self._hashes, strict=True):
-                layer.ngram_embedding.fetcher.read_ahead(hash_(following.tokens, following.starts, following.before))
+                ids = partial(hash_, following.tokens, following.starts, following.before)
+                layer.ngram_embedding.fetcher.read_ahead(ids)
 
     def _give_up(self, lost: RowReadFailed) -> None:
         """End the requests that needed lost rows, or this stage.
@@ -124,15 +126,7 @@ class PLERowStager:
 
     def _step(self, batch: "InputBatch", model_inputs: dict[str, Any]) -> Step:
         begun = time.perf_counter()
-
-        def ask() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            # Capacity beyond the step's requests and tokens would only cost time.
-            tokens = batch.input_ids[: batch.num_tokens]
-            starts = model_inputs["query_start_loc"][: batch.num_reqs + 1]
-            before = model_inputs["ngram_context"][: batch.num_reqs]
-            return tokens.cpu().numpy(), starts.cpu().numpy(), before.cpu().numpy()
-
-        step = self._tokens.step(batch, ask)
+        step = self._tokens.step(batch, _OnDevice(batch, model_inputs))
         seconds = time.perf_counter() - begun
         for layer in self._layers:
             layer.ngram_embedding.counters.add(token_wait_seconds=seconds)
@@ -147,6 +141,22 @@ class PLERowStager:
             self._tokens.add(index, request.req_id, request.prefill_token_ids)
 
         state.add_request = add_request
+
+
+class _OnDevice:
+    """``host_tokens.Device`` of a step. Capacity beyond its requests and tokens would only cost time."""
+
+    def __init__(self, batch: "InputBatch", model_inputs: dict[str, Any]) -> None:
+        self._batch, self._inputs = batch, model_inputs
+
+    def tokens(self) -> np.ndarray:
+        return self._batch.input_ids[: self._batch.num_tokens].cpu().numpy()
+
+    def starts(self) -> np.ndarray:
+        return self._inputs["query_start_loc"][: self._batch.num_reqs + 1].cpu().numpy()
+
+    def before(self) -> np.ndarray:
+        return self._inputs["ngram_context"][: self._batch.num_reqs].cpu().numpy()
 
 
 def made_up(batch: "InputBatch", req_states: "RequestState") -> bool:

@@ -28,10 +28,17 @@ class FlatReader(RowStore):
         table: what is read
     """
 
-    def __init__(self, path: Path, table: FlatTable, pool: ReadPool | None = None, counters: Counters | None = None):
-        """Open the file.  Raises UnreadableFile."""
+    def __init__(
+        self,
+        path: Path,
+        table: FlatTable,
+        pool: ReadPool | None = None,
+        counters: Counters | None = None,
+        pinned: bool = False,
+    ) -> None:
+        """Open the file; ``pinned`` as of ``TableFiles``.  Raises UnreadableFile."""
         self.table, self.paths = table, [path]
-        self._files = TableFiles(FlatLocation(path, table), pool, counters)
+        self._files = TableFiles(FlatLocation(path, table), pool, counters, pinned)
 
     def read(self, wanted: np.ndarray) -> torch.Tensor:
         """Records, see ``RowStore``."""
@@ -60,6 +67,7 @@ def open_flat(
     shape: TableShape,
     pool: ReadPool | None = None,
     counters: Counters | None = None,
+    pinned: bool = False,
 ) -> FlatReader:
     """Open a flat file as the table of one layer of one checkpoint.
 
@@ -68,6 +76,7 @@ def open_flat(
         checkpoint: the model directory; a few rows are compared with its shards, where those are still there
         layer: the checkpoint's name of the layer
         shape: what the config says about its table
+        pinned: as of ``TableFiles``
 
     Raises:
         UnfinishedFlatTable: only its unfinished part is there
@@ -86,7 +95,7 @@ def open_flat(
         if wanted != found:
             raise WrongFlatTable(path, f"{what} {wanted}", str(found))
     _compare(path, table, checkpoint, layer, shape)
-    return FlatReader(path, table, pool, counters)
+    return FlatReader(path, table, pool, counters, pinned)
 
 
 def partial(path: Path) -> Path:
