@@ -1,6 +1,7 @@
 """Quantized checkpoints through whole engines on the CPU, against transformers with the dequantized weights.
 
     python -m benchmarks.formats_cpu [--out FILE.json]      writes formats-cpu.json, a quarter of an hour
+    python -m benchmarks.formats_cpu --only nvfp4           these recipes again; the file's other rows stay
 
 Each recipe of demo/checkpoint/formats becomes a small checkpoint in the on-disk layout and its bfloat16 twin.  An
 engine serves the first over a number of stages; its greedy tokens and the log-probabilities of every prompt position
@@ -29,18 +30,28 @@ from demo.checkpoint.write import build
 
 OUT = record.FOLDER / "formats-cpu.json"
 #: recipe -> stages
-RUNS = {"mix": (1, 2, 3), "gptq": (1, 2, 3), "gptq-g32": (1,), "gptq-g128": (1,), "int6": (1,), "int8": (1,)}
+RUNS = {
+    "mix": (1, 2, 3),
+    "gptq": (1, 2, 3),
+    "gptq-g32": (1,),
+    "gptq-g128": (1,),
+    "int6": (1,),
+    "int8": (1,),
+    "nvfp4": (1, 2, 3),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.formats_cpu", description=__doc__)
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), metavar="RECIPE")
     args = parser.parse_args(argv)
-    samples: list[dict] = []
+    samples, measured = kept(args.out, args.only) if len(args.only) < len(RUNS) else ([], None)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         build(folder / "bf16", PRESETS["groups"])
-        for name, stages in RUNS.items():
+        for name in args.only:
+            stages = RUNS[name]
             prefix = MULTIMODAL if RECIPES[name].layout == "gptq" else PLAIN
             pair = quantize(folder / "bf16", folder / name, RECIPES[name], prefix=prefix, with_mtp=name == "mix")
             for row in compare(name, pair, stages, folder):
@@ -54,8 +65,20 @@ def main(argv: list[str] | None = None) -> int:
         record.Claim("largest log-probability difference of an answer, nats", largest, "nats", floor, "<="),
     ]
     settings = {"command": "python -m benchmarks.formats_cpu", "preset": "groups", "chunk": CHUNK, "answer": ANSWER}
-    record.write(args.out, settings, samples, claims)
+    record.write(args.out, settings, samples, claims, measured=measured)
     return 0 if all(claim.holds for claim in claims) else 1
+
+
+def kept(path: Path, again: list[str]) -> tuple[list[dict], str]:
+    """Rows of a record of this machine that are not measured again, and the commits of both.
+
+    Raises SystemExit: another processor measured them
+    """
+    before = record.read(path)
+    if before["hardware"]["cpu"] != record.hardware()["cpu"]:
+        raise SystemExit(f"{path} is of {before['hardware']['cpu']}: measure all of it")
+    first = before["commit"].split("..")[0]
+    return [row for row in before["samples"] if row["recipe"] not in again], f"{first}..{record.commit()}"
 
 
 def compare(name: str, pair: Pair, stages: tuple[int, ...], folder: Path) -> Iterator[dict]:

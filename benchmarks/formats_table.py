@@ -17,6 +17,7 @@ FORMATS = {
     "int6": "compressed-tensors, INT4 g128 experts, INT6 g64 attention, delta net, shared expert",
     "int8": "the same with INT8 g64",
     "mix": "the mix: INT6 attention and shared expert, INT8 delta net, hyper-connections, embedding and head",
+    "nvfp4": "NVFP4 (ModelOpt): experts, shared expert, delta net, attention output",
 }
 
 

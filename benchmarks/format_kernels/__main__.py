@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         return join(args.join, args.out)
     device = "cuda:0" if args.device == "cuda" else "cpu"
     geometry = Geometry(args.narrow)
-    wanted = [case for case in cases(geometry, device) if args.only in f"{case.module} {case.format}"]
+    wanted = [case for case in cases(geometry) if args.only in f"{case.module} {case.format}"]
     backends = args.backends.split(",") if args.device == "cuda" else ["auto"]
     end = time.monotonic() + args.seconds
     samples: list[dict] = []

@@ -57,8 +57,7 @@ _LOW_RANK = (("hyper-connection down", 10240, 320, 128), ("hyper-connection up",
 _VOCABULARY = 248_320
 
 
-def cases(geometry: Geometry, device: str = "cuda") -> list[Case]:
-    """All that `device` can run: NVFP4 has no kernel on a CPU, where it is refused (vllm/engine/verified_checkpoint.py)."""
+def cases(geometry: Geometry) -> list[Case]:
     size, made = geometry.size, []
 
     def linear(name: str, inputs: int, outputs: int, layout: str, bits: int, group: int) -> None:
@@ -75,10 +74,9 @@ def cases(geometry: Geometry, device: str = "cuda") -> list[Case]:
     for name, inputs, outputs, group in _LOW_RANK:
         linear(name, inputs, outputs, COMPRESSED, 8, group)
     made.append(Case("experts", "experts", COMPRESSED, Scheme(4, 128), size(2560), size(640)))
-    if device != "cpu":
-        for name, inputs, outputs in (*_ATTENTION, *_DELTA_NET, *_SHARED):
-            linear(name, inputs, outputs, MODELOPT, 4, GROUP)
-        made.append(Case("experts", "experts", MODELOPT, Scheme(4, GROUP), size(2560), size(640)))
+    for name, inputs, outputs in (*_ATTENTION, *_DELTA_NET, *_SHARED):
+        linear(name, inputs, outputs, MODELOPT, 4, GROUP)
+    made.append(Case("experts", "experts", MODELOPT, Scheme(4, GROUP), size(2560), size(640)))
     scheme = Scheme(8, 128)
     made.append(Case("lm_head", "head", COMPRESSED, scheme, size(2560), size(_VOCABULARY), SAMPLED))
     made.append(Case("embed_tokens", "embedding", COMPRESSED, scheme, size(2560), size(_VOCABULARY)))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from demo.checkpoint import mixes
-from demo.checkpoint.sparse import Packed, published
+from demo.checkpoint.sparse import Nvfp4, Packed, Plain, published
 from tests.ampere.drafts import TABLE, Draft, edit_header, edit_json, first_file, write_file
 
 INDEX = "model.safetensors.index.json"
@@ -472,6 +472,18 @@ def router_quantized(out: Path) -> tuple[str, ...]:
     draft.tensors |= {f"{gate}.{suffix}": entry for suffix, entry in Packed(8, 128).tensors(4, 256).items()}
     draft.write(out)
     return ("layers.0.mlp.gate", "INT8 g128")
+
+
+@case
+def nvfp4_attention(out: Path) -> tuple[str, ...]:
+    """All of sparse attention, where only its output may be."""
+    form = lambda kind, module: Nvfp4() if ".self_attn." in module and "indexer" not in module else Plain()  # noqa: E731
+    draft = Draft()
+    draft.tensors = published(draft.config, form)
+    left = ["*.mlp.*", "*.linear_attn.*", "*.ple.*", "*hyper_connection*", "*.indexer.*", "lm_head"]
+    draft.config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": left}
+    draft.write(out)
+    return ("layers.3.self_attn.q_proj and 2 more", "expected BF16", "found NVFP4", "exclude_modules")
 
 
 @case

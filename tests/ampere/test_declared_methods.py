@@ -93,7 +93,15 @@ def said(out: Path) -> str:
 
 
 MODELOPT_FP8 = projections(Fp8(static=True))
-MODELOPT_NVFP4 = projections(Nvfp4())
+QKV = tuple(f"self_attn.{leaf}_proj" for leaf in "qkv")
+
+
+def plain_attention(form: Form) -> Callable[[str, str], Form]:
+    """`projections`, without what upstream builds in 16 bits under ModelOpt's NVFP4."""
+    return lambda kind, module: Plain() if module.endswith(QKV) else projections(form)(kind, module)
+
+
+MODELOPT_NVFP4 = plain_attention(Nvfp4())
 MIXED_LAYERS = {
     f"model.layers.{layer}.mlp.experts.{expert}.{leaf}_proj": {"quant_algo": "NVFP4", "group_size": 16}
     for layer in range(4)
@@ -126,7 +134,17 @@ SOUND = {
     ),
     "modelopt fp8": (MODELOPT_FP8, None, modelopt("FP8")),
     "modelopt fp8, in config.json": (MODELOPT_FP8, modelopt("fp8") | {"quant_method": "modelopt"}, None),
+    # q, k and v are not named there, and in 16 bits all the same.
     "modelopt nvfp4": (MODELOPT_NVFP4, None, modelopt("NVFP4", group_size=16)),
+    "modelopt nvfp4, weight-only": (MODELOPT_NVFP4, None, modelopt("W4A16_NVFP4", group_size=16)),
+    "modelopt nvfp4 by layer, attention too": (
+        lambda kind, module: Nvfp4() if module.endswith(QKV) else mixed_precision(kind, module),
+        None,
+        modelopt(
+            "MIXED_PRECISION",
+            quantized_layers=MIXED_LAYERS | {f"model.layers.3.{name}": {"quant_algo": "NVFP4"} for name in QKV},
+        ),
+    ),
     "modelopt, by layer": (mixed_precision, None, modelopt("MIXED_PRECISION", quantized_layers=MIXED_LAYERS)),
     "modelopt, another algorithm": (MODELOPT_FP8, None, modelopt("MXFP8")),
 }
@@ -151,7 +169,7 @@ def test_sound_checkpoints_pass(name, tmp_path) -> None:
         (projections(Fp8(128), experts=Plain()), fp8(128), None, ["experts.0.gate_proj", "found BF16"]),
         (projections(Gptq(4, 128)), fp8(128), None, ["experts.0.gate_proj", "found INT4 g128"]),
         (MODELOPT_NVFP4, None, modelopt("FP8"), ["expected FP8, one scale", "found NVFP4 g16"]),
-        (projections(Nvfp4(32)), None, modelopt("NVFP4"), ["expected NVFP4 g16", "found NVFP4 g32"]),
+        (plain_attention(Nvfp4(32)), None, modelopt("NVFP4"), ["expected NVFP4 g16", "found NVFP4 g32"]),
         (
             mixed_precision,
             None,
@@ -159,6 +177,8 @@ def test_sound_checkpoints_pass(name, tmp_path) -> None:
             ["self_attn.o_proj: expected NVFP4 g16", "found FP8, one scale"],
         ),
         (MODELOPT_FP8, None, modelopt("FP8", exclude_modules=["*self_attn*"]), ["layers.3.self_attn.q_proj", "not quantized"]),
+        (projections(Nvfp4()), None, modelopt("NVFP4", exclude_modules=[*modelopt("")["exclude_modules"], "*_attn.[qkv]_proj"]),
+         ["layers.3.self_attn.k_proj: expected not quantized", "found NVFP4"]),
     ],
 )  # fmt: skip
 def test_a_config_that_contradicts_the_tensors(form, config, beside, words, tmp_path) -> None:

@@ -18,9 +18,7 @@ from demo.checkpoint.mixes import PUBLISHED
 def test_one_case_of_each_kind(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "commit", lambda: "0123456789")
     wanted = {"attention output", "experts", "lm_head", "embed_tokens", "hyper-connection up"}
-    monkeypatch.setattr(
-        command, "cases", lambda geometry, device: [c for c in cases(geometry, device) if c.module in wanted]
-    )
+    monkeypatch.setattr(command, "cases", lambda geometry: [c for c in cases(geometry) if c.module in wanted])
     out = tmp_path / "formats-test.json"
     assert command.main(["--device", "cpu", "--narrow", "20", "--out", str(out)]) == 0
     samples = json.loads(out.read_text())["samples"]
@@ -30,9 +28,7 @@ def test_one_case_of_each_kind(tmp_path, monkeypatch):
 
 
 def test_a_case_that_fails_is_a_row(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        command, "cases", lambda geometry, device: [c for c in cases(geometry, device) if c.module == "lm_head"]
-    )
+    monkeypatch.setattr(command, "cases", lambda geometry: [c for c in cases(geometry) if c.module == "lm_head"])
     monkeypatch.setattr(command, "build", lambda *_: 1 / 0)
     out = tmp_path / "formats-test.json"
     assert command.main(["--device", "cpu", "--narrow", "20", "--out", str(out)]) == 1
@@ -112,8 +108,3 @@ def test_an_experts_single_numbers_are_those_of_gate_and_up():
     assert torch.equal(layer.w13_weight[1], tensors["weight"]) and not layer.w13_weight[0].any()
     # Nobody reads the activations' scale.
     assert size == 64 * 64 + 64 * 8 + 4
-
-
-def test_nvfp4_is_measured_where_it_has_kernels():
-    kinds = {device: {case.format for case in cases(Geometry(), device)} for device in ("cpu", "cuda")}
-    assert kinds["cuda"] - kinds["cpu"] == {"modelopt NVFP4"}

@@ -13,10 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from demo.checkpoint.formats import mtp
 from demo.checkpoint.table_formats import FORMS, recode
-from vllm.ampere.checkpoint.declared import Declared
 from vllm.ampere.findings import Finding
 from vllm.engine.verified_checkpoint import (
-    Nvfp4Attention,
     Nvfp4NeedsNewerGpu,
     UnknownCheckpointCheck,
     nvfp4,
@@ -221,7 +219,6 @@ class TestNvfp4:
         return SimpleNamespace(
             modules={name: SimpleNamespace(kind=kind) for name, kind in kinds.items()},
             storages=stored,
-            declared=Declared("modelopt", {"quant_algo": "NVFP4"}),
         )
 
     def test_the_cpu(self, checkpoint, platform, said):
@@ -258,31 +255,6 @@ class TestNvfp4:
     def test_cards_with_fp4(self, checkpoint, platform, said, capability):
         platform("cuda", capability)
         assert not list(nvfp4(checkpoint)) and not said
-
-    @staticmethod
-    def pack_attention(checkpoint):
-        for part in "qv":
-            module = f"layers.3.self_attn.{part}_proj"
-            checkpoint.modules[module] = SimpleNamespace(kind="attention")
-            checkpoint.storages[module] = SimpleNamespace(kind="nvfp4")
-
-    @pytest.mark.parametrize("name", ["cuda", "cpu"])
-    def test_packed_attention_is_refused_by_name_on_any_card(self, checkpoint, platform, name):
-        platform(name, 86)
-        self.pack_attention(checkpoint)
-        (finding,) = nvfp4(checkpoint)
-        assert isinstance(finding, Nvfp4Attention)
-        assert "layers.3.self_attn.q_proj: expected BF16, found NVFP4, as 1 more" in str(finding)
-        assert "exclude_modules" in str(finding)
-
-    @pytest.mark.parametrize(
-        "declared", [Declared("modelopt", {"quant_algo": "mixed_precision"}), Declared("compressed-tensors")]
-    )
-    def test_packed_attention_that_upstream_builds(self, checkpoint, platform, declared):
-        platform("cuda", 86)
-        self.pack_attention(checkpoint)
-        checkpoint.declared = declared
-        assert not list(nvfp4(checkpoint))
 
     def test_only_the_table_is_nvfp4(self, checkpoint, platform):
         platform("cpu")

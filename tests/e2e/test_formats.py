@@ -1,9 +1,9 @@
 """Quantized checkpoints give the greedy tokens of transformers' model with the dequantized weights.
 
-Two checkpoints hold every scheme at once: see demo/checkpoint/formats/recipes.py.  The mixed one has half of its six-bit
-layers packed with gaps, is damaged as an exporter did it and then repaired, and has a draft module,
-which an engine without speculative decoding passes over; the other one has the tensor names of the multimodal release
-and the model's name of the first day.
+Two checkpoints hold every scheme of integers at once, a third is in NVFP4: see demo/checkpoint/formats/recipes.py.  The
+mixed one has half of its six-bit layers packed with gaps, is damaged as an exporter did it and then repaired, and has a
+draft module, which an engine without speculative decoding passes over; gptqmodel's has the tensor names of the multimodal
+release and the model's name of the first day.
 """
 
 import json
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1000)]
 ANSWER = 12
 
 #: recipe, stages; an engine is half a minute, so the other combinations are in a record (benchmarks/formats_cpu.py)
-RUNS = [("mix", 2), ("gptq", 1)]
+RUNS = [("mix", 2), ("gptq", 1), ("nvfp4", 2)]
 
 
 @pytest.fixture(scope="module")

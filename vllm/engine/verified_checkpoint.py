@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.ampere.checkpoint import Checkpoint, read
 from vllm.ampere.checkpoint.config import ARCHITECTURES
-from vllm.ampere.checkpoint.declared import Declared
 from vllm.ampere.checkpoint.documents import INDEX
 from vllm.ampere.checkpoint.table import table_rows
 from vllm.ampere.finding import REFUSE, Finding
@@ -43,14 +42,6 @@ class Nvfp4NeedsNewerGpu(Finding):
     remedy = (
         "They run weight-only on NVIDIA GPUs of compute capability 7.5 and later, and dequantized on a CPU. Serve a BF16, "
         "GPTQ or compressed-tensors INT checkpoint here instead; an NVFP4 n-gram table beside such weights is fine."
-    )
-
-
-class Nvfp4Attention(Finding):
-    what = "q, k or v of sparse attention are packed as NVFP4"
-    remedy = (
-        "Upstream builds these three with 16-bit weights under ModelOpt's NVFP4, whatever the checkpoint says, and would "
-        "stop while loading. Quantize again with self_attn.q_proj, k_proj and v_proj in exclude_modules."
     )
 
 
@@ -165,9 +156,6 @@ def _table(checkpoint: Checkpoint) -> Iterator[Finding]:
             logger.info("n-gram table of layer %d: %d rows, %s", layer - 1, table.rows.rows, table)
 
 
-_QKV = tuple(f".self_attn.{part}_proj" for part in "qkv")
-
-
 def nvfp4(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Say how this platform computes with NVFP4 weights, or that it cannot.
 
@@ -180,9 +168,6 @@ def nvfp4(checkpoint: Checkpoint) -> Iterator[Finding]:
         if storage.kind == "nvfp4" and checkpoint.modules[name].kind != "ngram_table"
     ]
     if not names:
-        return
-    if (packed := [name for name in names if name.endswith(_QKV)]) and _builds_plain_attention(checkpoint.declared):
-        yield Nvfp4Attention(packed[0], "BF16", f"NVFP4, as {len(packed) - 1} more")
         return
     if current_platform.is_cpu():
         logger.info(
@@ -200,8 +185,3 @@ def nvfp4(checkpoint: Checkpoint) -> Iterator[Finding]:
                 "Humming, or Marlin where it is not installed" if capability.to_int() == 90 else "Marlin",
                 capability.as_version_str(),
             )
-
-
-def _builds_plain_attention(declared: Declared) -> bool:
-    """Whether one method of ModelOpt's is for the whole model; by name of layers, or packed otherwise, all is built."""
-    return declared.method == "modelopt" and str(declared.raw.get("quant_algo")).upper() != "MIXED_PRECISION"

@@ -120,6 +120,8 @@ _BUILT = re.compile(
     r"\.mlp\.(experts\.\d+|shared_expert)\.(gate|up|down)_proj$|\.self_attn\.[qkvo]_proj$"
     r"|\.linear_attn\.(in_proj_qkv|in_proj_z|out_proj)$"
 )
+#: sparse attention's; the draft module is built by another config
+QKV = re.compile(r"^layers\.\d+\.self_attn\.[qkv]_proj$")
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,14 @@ class Declared:
     def per_module(self) -> bool:
         return self.method in ("compressed-tensors", "gptq", "auto-round", "fp8", "modelopt")
 
+    @property
+    def plain_attention(self) -> bool:
+        """Whether q, k and v of sparse attention are built in 16 bits, whatever is said of them: of a model that is
+        ModelOpt's NVFP4 as a whole.
+        """
+        algorithm = str(self.raw.get("quant_algo") or "").upper()
+        return self.method == "modelopt" and algorithm in ("NVFP4", "W4A16_NVFP4")
+
     def may_be_plain(self, module: str) -> bool:
         """Whether a module that is said to be quantized may be in BF16 all the same.
 
@@ -148,7 +158,7 @@ class Declared:
         the large projections are certain to be built as the config says: others have no method of these.
         """
         if self.method in ("fp8", "modelopt"):
-            return not _BUILT.search(module)
+            return not _BUILT.search(module) or (self.plain_attention and bool(QKV.search(module)))
         return self.method in ("gptq", "auto-round")
 
     def scheme(self, module: str, part: Part | None, template: str = "") -> Scheme | None:

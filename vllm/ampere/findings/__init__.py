@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from vllm.ampere.checkpoint import Checkpoint, errors
 from vllm.ampere.checkpoint.read import uncollected
 from vllm.ampere.finding import REFUSE, WARN, Finding
-from vllm.ampere.findings import config, files, ngram_table, schemes, tensors
+from vllm.ampere.findings import attention, config, files, ngram_table, schemes, tensors
 
 #: in the order in which they are reported: a cut-off file explains most of what comes after it
-CHECKS = (files.check, config.check, tensors.check, ngram_table.check, schemes.check)
+CHECKS = (files.check, config.check, tensors.check, ngram_table.check, schemes.check, attention.check)
 
 __all__ = ["CHECKS", "REFUSE", "WARN", "Finding", "catalogue", "findings", "refuse"]
 
@@ -38,7 +38,7 @@ def refuse(found: Iterable[Finding]) -> None:
 
 def catalogue() -> list[type[Finding]]:
     """Every class of finding, in the order of the modules and, within one, of the text."""
-    modules = (errors, files, config, tensors, ngram_table, schemes)
+    modules = (errors, files, config, tensors, ngram_table, schemes, attention)
     return [
         item
         for module in modules
