@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), metavar="RECIPE")
     args = parser.parse_args(argv)
-    samples, measured = kept(args.out, args.only) if len(args.only) < len(RUNS) else ([], None)
+    samples, measured, beside = kept(args.out, args.only) if len(args.only) < len(RUNS) else ([], None, {})
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         build(folder / "bf16", PRESETS["groups"])
@@ -65,20 +65,22 @@ def main(argv: list[str] | None = None) -> int:
         record.Claim("largest log-probability difference of an answer, nats", largest, "nats", floor, "<="),
     ]
     settings = {"command": "python -m benchmarks.formats_cpu", "preset": "groups", "chunk": CHUNK, "answer": ANSWER}
-    record.write(args.out, settings, samples, claims, measured=measured)
+    record.write(args.out, settings | beside, samples, claims, measured=measured)
     return 0 if all(claim.holds for claim in claims) else 1
 
 
-def kept(path: Path, again: list[str]) -> tuple[list[dict], str]:
-    """Rows of a record of this machine that are not measured again, and the commits of both.
+def kept(path: Path, again: list[str]) -> tuple[list[dict], str, dict]:
+    """Rows of a record of this machine that are not measured again, the commits of both, and a note of what is whose.
 
     Raises SystemExit: another processor measured them
     """
-    before = record.read(path)
+    before, now = record.read(path), record.commit()
     if before["hardware"]["cpu"] != record.hardware()["cpu"]:
         raise SystemExit(f"{path} is of {before['hardware']['cpu']}: measure all of it")
+    rows = [row for row in before["samples"] if row["recipe"] not in again]
+    notes = [before["settings"].get("note"), f"{', '.join(again)} at {now}"]
     first = before["commit"].split("..")[0]
-    return [row for row in before["samples"] if row["recipe"] not in again], f"{first}..{record.commit()}"
+    return rows, f"{first}..{now}", {"note": "; ".join(note for note in notes if note)}
 
 
 def compare(name: str, pair: Pair, stages: tuple[int, ...], folder: Path) -> Iterator[dict]:
