@@ -18,6 +18,7 @@ FORMATS = {
     "int8": "the same with INT8 g64",
     "mix": "the mix: INT6 attention and shared expert, INT8 delta net, hyper-connections, embedding and head",
     "nvfp4": "NVFP4 (ModelOpt): experts, shared expert, delta net, attention output",
+    "nvfp4-packed": "NVFP4 (compressed-tensors), weight-only, q, k and v too",
 }
 
 

@@ -2,6 +2,7 @@
 
 from demo.checkpoint.formats import compressed, gptq, modelopt
 from demo.checkpoint.formats.recipes import INT8_G128, RECIPES, Recipe, Rule
+from demo.checkpoint.formats.rounding import Scheme
 from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from vllm.model_executor.layers.quantization.fp8 import Fp8Config
@@ -46,10 +47,11 @@ def nvfp4(*left: str) -> ModelOptNvFp4Config:
 
 def nvfp4_packed(activations: bool) -> CompressedTensorsConfig:
     """compressed-tensors' NVFP4, of all linear layers; with 4-bit activations, or with 16-bit ones."""
-    weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
-    group = {"targets": ["Linear"], "format": "nvfp4-pack-quantized", "weights": weights | {"dynamic": False}}
-    group["input_activations"] = weights | {"dynamic": "local"} if activations else None
-    return CompressedTensorsConfig.from_config({"format": group["format"], "config_groups": {"group_0": group}})
+    config = compressed.config(Recipe("nvfp4-pack-quantized", (Rule(r".*", Scheme(4, modelopt.GROUP)),)), [])
+    if activations:
+        (group,) = config["config_groups"].values()
+        group["input_activations"] = group["weights"] | {"dynamic": "local"}
+    return _of_the_model(CompressedTensorsConfig.from_config(config))
 
 
 def modelopt_mixed(*parts: str) -> ModelOptMixedPrecisionConfig:

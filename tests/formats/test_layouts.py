@@ -112,14 +112,30 @@ def test_nvfp4_numbers_are_the_nearest_ones_and_unpack_to_what_they_stand_for():
     assert tensors["weight_scale"].dtype == torch.float8_e4m3fn
 
 
-def test_an_nvfp4_checkpoint_is_what_the_check_takes_for_one(tmp_path):
+@pytest.mark.parametrize(
+    ("recipe", "attention"), [("nvfp4", {"o_proj"}), ("nvfp4-packed", {f"{p}_proj" for p in "qkvo"})]
+)
+def test_an_nvfp4_checkpoint_is_what_the_check_takes_for_one(recipe, attention, tmp_path):
     build(tmp_path / "source", PRESETS["tiny"])
-    pair = quantize(tmp_path / "source", tmp_path / "out", RECIPES["nvfp4"])
+    pair = quantize(tmp_path / "source", tmp_path / "out", RECIPES[recipe])
     checkpoint = read(pair.quantized)
     # transformers' own generation_config.json, of the source too.
     assert {found.name for found in findings(checkpoint)} == {"SamplingUnsaid"}
     packed = {name for name, storage in checkpoint.storages.items() if storage.kind == "nvfp4"}
-    assert {name.rpartition(".")[2] for name in packed} == {
-        "gate_proj", "up_proj", "down_proj", "o_proj", "in_proj_qkv", "in_proj_z", "out_proj",
+    assert {name.rpartition(".")[2] for name in packed} == attention | {
+        "gate_proj", "up_proj", "down_proj", "in_proj_qkv", "in_proj_z", "out_proj",
     }  # fmt: skip
     assert {found.name for found in findings(read(pair.dequantized))} == {"SamplingUnsaid"}
+
+
+def test_nvfp4_by_the_names_of_compressed_tensors():
+    """Its own compressor packs the same codes, and a scale that divides."""
+    from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
+
+    wanted = weight(32, 128).float()
+    tensors, _ = modelopt.packed(wanted, modelopt.overall([wanted]))
+    named = compressed.nvfp4(tensors)
+    _, _, numbers = modelopt.rounded(wanted, tensors["weight_scale_2"])
+    scale = tensors["weight_scale"].float().repeat_interleave(modelopt.GROUP, 1) / named["weight_global_scale"]
+    assert torch.equal(pack_fp4_to_uint8((numbers / scale).round(decimals=1)), named["weight_packed"])
+    assert named["weight_global_scale"].shape == (1,)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.format_kernels.__main__ import world
-from demo.checkpoint.formats import modelopt
+from demo.checkpoint.formats import compressed, modelopt
 from vllm.model_executor.kernels.linear import init_nvfp4_linear_kernel
 from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
@@ -12,6 +12,8 @@ from vllm.model_executor.layers.quantization.dequantized.linear import Dequantiz
 from vllm.model_executor.layers.quantization.dequantized.nvfp4_experts import DequantizedNvFp4Experts
 from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
 from vllm.model_executor.layers.quantization.utils.quant_utils import kNvfp4DynamicToken
+from vllm.model_executor.model_loader.accounted_load import reason
+from vllm.model_executor.model_loader.canary import Hole
 
 from .configs import modelopt_mixed, nvfp4, nvfp4_packed
 
@@ -54,13 +56,7 @@ def module(config, outputs: int, inputs: int, over: torch.Tensor | None = None) 
     weight = torch.randn(outputs, inputs, dtype=torch.float32) / inputs**0.5
     tensors, plain = modelopt.packed(weight, modelopt.overall([weight]) if over is None else over)
     if config.get_name() == "compressed-tensors":
-        tensors = {
-            "weight_packed": tensors["weight"],
-            "weight_scale": tensors["weight_scale"],
-            # It divides here.
-            "weight_global_scale": (1 / tensors["weight_scale_2"]).view(1),
-            "input_global_scale": torch.ones(1),
-        }
+        tensors = compressed.nvfp4(tensors) | {"input_global_scale": torch.ones(1)}
     return tensors, plain
 
 
@@ -70,6 +66,16 @@ def load(layer, parts: list[dict[str, torch.Tensor]]) -> None:
         for shard, tensors in enumerate(parts):
             parameter.weight_loader(parameter, tensors[name], *((shard,) if len(parts) > 1 else ()))
     layer.quant_method.process_weights_after_loading(layer)
+
+
+def test_scales_of_activations_may_lack_where_there_are_none(engine, config):
+    weight_only = config.get_name() == "modelopt_fp4" and config.quant_method == "W4A16_NVFP4"
+    weight_only = weight_only or (config.get_name() == "compressed-tensors" and not activations_of(config))
+    for layer in (RowParallelLinear(64, 32, quant_config=config, prefix=NAME), routed_experts(engine, config, 64, 32)):
+        model = torch.nn.ModuleDict({"part": layer})
+        for name, parameter in layer.named_parameters():
+            said = reason(model, f"part.{name}", parameter, Hole(1, 1, (0,)))
+            assert (said is not None) == ("input" in name and weight_only), (name, said)
 
 
 # 17 groups of inputs, and outputs that no packed kernel takes.
@@ -104,13 +110,16 @@ def test_other_devices_keep_upstreams_choice(monkeypatch):
         init_nvfp4_linear_kernel(use_a16=True)
 
 
-@pytest.mark.parametrize(("hidden", "inner"), [(128, 64), (160, 96)])
-def test_experts(engine, config, hidden, inner):
+def activations_of(config) -> dict | None:
+    return config.get_scheme_dict(object.__new__(RowParallelLinear), NAME)["input_activations"]
+
+
+def routed_experts(engine, config, hidden: int, inner: int):
     name = "model.layers.3.mlp.experts"
     if hasattr(config, "quantized_layers"):
-        config.quantized_layers = {name: {"quant_algo": "NVFP4", "group_size": modelopt.GROUP}}
+        config.quantized_layers |= {name: {"quant_algo": "NVFP4", "group_size": modelopt.GROUP}}
     engine.compilation_config.static_forward_context.clear()
-    layer = FusedMoEFactory(
+    return FusedMoEFactory(
         num_experts=EXPERTS,
         top_k=VISITS,
         hidden_size=hidden,
@@ -118,6 +127,11 @@ def test_experts(engine, config, hidden, inner):
         quant_config=config,
         prefix=name,
     ).routed_experts
+
+
+@pytest.mark.parametrize(("hidden", "inner"), [(128, 64), (160, 96)])
+def test_experts(engine, config, hidden, inner):
+    layer = routed_experts(engine, config, hidden, inner)
     assert isinstance(layer.quant_method, DequantizedNvFp4Experts)
     plain: list[dict[str, torch.Tensor]] = []
     for expert in range(EXPERTS):

@@ -28,7 +28,9 @@ class Rule:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A checkpoint format (`layout`: gptq, compressed-tensors or modelopt) and its rules, the first that matches wins."""
+    """A checkpoint format (`layout`: gptq, compressed-tensors, its nvfp4-pack-quantized, or modelopt) and its rules, the
+    first that matches wins.
+    """
 
     layout: str
     rules: tuple[Rule, ...]
@@ -86,9 +88,10 @@ RECIPES = {
     "gptq-g128": _body("gptq", INT4_G128, INT4_G128),
     "int6": _body("compressed-tensors", INT4_G128, INT6_G64),
     "int8": _body("compressed-tensors", INT4_G128, Scheme(8, 64)),
-    # Four bits of a floating-point number, which only a GPU multiplies with. Sparse attention's q, k and v stay plain:
+    # Four bits of a floating-point number, which only a GPU multiplies with. In ModelOpt's layout sparse attention's q, k and v stay plain:
     # upstream builds them so under this method, whatever a checkpoint says.
     "nvfp4": Recipe(
         "modelopt", tuple(Rule(p, Scheme(4, 16)) for p in (_EXPERTS, r"self_attn\.o_proj", _DELTA_NET, _SHARED_EXPERT))
     ),
+    "nvfp4-packed": _body("nvfp4-pack-quantized", Scheme(4, 16), Scheme(4, 16)),
 }

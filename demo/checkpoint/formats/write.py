@@ -81,9 +81,14 @@ def _packer(
     recipe: Recipe, weights: list[torch.Tensor]
 ) -> Callable[[torch.Tensor, Scheme], tuple[dict[str, torch.Tensor], torch.Tensor]]:
     """What makes a module's tensors, and the weight that they stand for, of one of `weights`."""
-    if recipe.layout == "modelopt":
+    if recipe.layout in ("modelopt", "nvfp4-pack-quantized"):
         over = modelopt.overall(weights)
-        return lambda weight, scheme: modelopt.packed(weight, over)
+
+        def pack_nvfp4(weight: torch.Tensor, scheme: Scheme) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+            tensors, plain = modelopt.packed(weight, over)
+            return (tensors if recipe.layout == "modelopt" else compressed.nvfp4(tensors)), plain
+
+        return pack_nvfp4
     layout = {"gptq": gptq, "compressed-tensors": compressed}[recipe.layout]
 
     def pack(weight: torch.Tensor, scheme: Scheme) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
