@@ -16,6 +16,7 @@ from vllm.models.qwen4_exp.qsa.host_kv.errors import HostMemoryRefused
 from vllm.models.qwen4_exp.qsa.host_kv.layer import HostKVLayer
 from vllm.models.qwen4_exp.qsa.host_kv.memory import HostMemory
 from vllm.models.qwen4_exp.qsa.host_kv.spec import HostRows
+from vllm.utils import free_memory
 from vllm.v1.worker.host_rows import pages_to_zero
 from vllm.v1.worker.utils import KVBlockZeroer
 
@@ -107,7 +108,7 @@ def test_more_than_there_is_is_refused_with_the_figures(monkeypatch):
 def test_a_containers_limit_counts(tmp_path, monkeypatch):
     limit, used, stat = (tmp_path / name for name in ("max", "current", "stat"))
     limit.write_text("1000000\n"), used.write_text("400000\n"), stat.write_text("anon 1\ninactive_file 100000\n")
-    monkeypatch.setattr(memory, "_CGROUPS", [(limit, used, stat)])
+    monkeypatch.setattr(free_memory, "_CGROUPS", [(limit, used, stat)])
     assert memory.available_bytes() == 700_000
     limit.write_text("max\n")
     assert memory.available_bytes() > 1_000_000

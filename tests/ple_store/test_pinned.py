@@ -2,6 +2,7 @@
 
 import gc
 import resource
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from vllm.models.qwen4_exp.ple_store import pinned
 from vllm.models.qwen4_exp.ple_store.embedding import choose_embedding
 from vllm.models.qwen4_exp.ple_store.errors import TableNotPinned
 from vllm.models.qwen4_exp.ple_store.pinned import Qwen4ExpPLEExactPinnedEmbedding, page_locked
+from vllm.utils import free_memory
 
 
 class Runtime:
@@ -64,15 +66,21 @@ def test_a_refusal_says_what_was_refused(monkeypatch):
 
 
 def test_too_little_memory_is_refused_before_it_is_touched(monkeypatch):
-    monkeypatch.setattr(pinned, "available_memory", lambda: 95 << 30)
+    monkeypatch.setattr(pinned, "available_bytes", lambda: 95 << 30)
     runtime = Runtime()
     with pytest.raises(TableNotPinned, match=r"95.4 GiB: expected as much memory, found 95.0 GiB available"):
         page_locked((320_001_536, 160), torch.bfloat16, runtime)
     assert not runtime.held
 
 
-def test_available_memory_is_the_kernels():
-    assert 0 < pinned.available_memory() <= 2**50
+def test_a_containers_limit_counts(monkeypatch, tmp_path):
+    """The machine has the memory, the container has not: whoever takes it there is killed and says nothing."""
+    limit, used, stat = (tmp_path / name for name in ("max", "current", "stat"))
+    limit.write_text(str(3 << 30)), used.write_text(str(1 << 30)), stat.write_text("inactive_file 0\n")
+    monkeypatch.setattr(free_memory, "_CGROUPS", [(limit, used, stat)])
+    monkeypatch.setattr(free_memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=128 << 30))
+    with pytest.raises(TableNotPinned, match=r"2.5 GiB: expected as much memory, found 2.0 GiB available"):
+        page_locked((5 << 28, 1), torch.bfloat16, Runtime())
 
 
 def test_the_layer_takes_it(monkeypatch):

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from vllm.utils.free_memory import available_bytes
+
 from ..common import ngram_embedding as upstream
 from .errors import TableNotPinned
 
@@ -43,8 +45,8 @@ def page_locked(shape: tuple[int, ...], dtype: torch.dtype, runtime: Any = None)
         TableNotPinned: too little memory, or CUDA or the limit of locked memory refused
     """
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    free = available_memory()
-    if free is not None and size > free:
+    free = available_bytes()
+    if size > free:
         raise TableNotPinned(f"{size / 2**30:.1f} GiB", "as much memory", f"{free / 2**30:.1f} GiB available")
     memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # Its finalizer holds the mapping until CUDA has let go of it.
@@ -57,23 +59,14 @@ def page_locked(shape: tuple[int, ...], dtype: torch.dtype, runtime: Any = None)
     return torch.from_numpy(owner).view(dtype).view(shape)
 
 
-def available_memory() -> int | None:
-    """Bytes that can be had without swapping, by the kernel's estimate; None where it gives none."""
-    try:
-        with open("/proc/meminfo") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return None
-
-
-def _limits(free: int | None) -> str:
+def _limits(free: int) -> str:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     locked = (
         "no limit of locked memory"
         if soft == resource.RLIM_INFINITY
         else f"at most {soft / 2**30:.2f} GiB locked (ulimit -l)"
     )
-    return locked if free is None else f"{locked} and {free / 2**30:.1f} GiB available"
+    return f"{locked} and {free / 2**30:.1f} GiB available"
 
 
 def _release(runtime: Any, address: int, memory: mmap.mmap) -> None:

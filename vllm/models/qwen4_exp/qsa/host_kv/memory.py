@@ -10,11 +10,11 @@ import mmap
 import os
 import resource
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import psutil
 import torch
 from tqdm.auto import tqdm
+
+from vllm.utils.free_memory import available_bytes
 
 from .errors import HostMemoryRefused
 
@@ -101,31 +101,6 @@ def fill(memory: torch.Tensor, name: str) -> None:
     ) as bar:  # fmt: skip
         for done in pool.map(torch.Tensor.zero_, parts):
             bar.update(done.nbytes)
-
-
-def available_bytes() -> int:
-    """Memory that can be taken without swapping: the machine's, or the container's where that is less."""
-    free = psutil.virtual_memory().available
-    for limit, used, cache in _CGROUPS:
-        try:
-            most = limit.read_text().strip()
-            if most == "max":
-                continue
-            # Page cache of the group is given back under pressure, as the machine's own figure has it.
-            stat = dict(line.split() for line in cache.read_text().splitlines() if len(line.split()) == 2)
-            free = min(free, int(most) - int(used.read_text()) + int(stat.get("inactive_file", 0)))
-        except (OSError, ValueError):
-            continue
-    return max(0, free)
-
-
-_CGROUPS = [
-    tuple(Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory.current", "memory.stat")),
-    tuple(
-        Path("/sys/fs/cgroup/memory", name)
-        for name in ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
-    ),
-]
 
 
 def _refusal(size: int, free: int, name: str, why: str) -> str:
