@@ -10,6 +10,7 @@ would be.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -229,7 +230,11 @@ def main(checkpoint: str, rounds: str = "2") -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "engine":
+    if sys.argv[1:2] == ["engine"]:
         one_engine(*sys.argv[2:])
     else:
-        main(*sys.argv[1:])
+        parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu_scheduler", description=__doc__.splitlines()[0])
+        parser.add_argument("checkpoint", help="python -m demo.checkpoint DIR makes one")
+        parser.add_argument("rounds", nargs="?", default="2", help="engines of each scheduler")
+        arguments = parser.parse_args()
+        main(arguments.checkpoint, arguments.rounds)
