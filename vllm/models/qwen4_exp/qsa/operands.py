@@ -130,7 +130,9 @@ def products(q, k, FORM: tl.constexpr):
     if FORM == "int8":
         keys = tl.trans(k)
         upper, lower = tl.dot(q[0], keys, out_dtype=tl.int32), tl.dot(q[1], keys, out_dtype=tl.int32)
-        return ((upper << 8) + lower).to(tl.float32)
+        # A difference: the compiler takes a sum with a product for one longer chain of products, each of which waits for
+        # the one before it.
+        return (lower - upper * -256).to(tl.float32)
     else:
         # Two sums rather than one: a product waits for the one before it.
         return tl.dot(q[0], tl.trans(k[0])) + tl.dot(q[1], tl.trans(k[1]))
