@@ -7,7 +7,7 @@
 Triton makes code for any target; cuobjdump, which comes with it, reports registers and stack, and nvdisasm the
 instructions of the loop over tiles.  Counted is the loop's one large block: instructions that a warp issues for
 `block_n` columns, among them products (HMMA, of int8 IMMA), loads of matrices from shared memory (LDSM) and of single numbers (LDS),
-and copies from memory (LDGSTS).
+and copies from memory (LDGSTS).  Sums of products that begin at zero are `begun`; each product of a sum waits for the one before.
 
 Runs in a process of its own where Triton is interpreted otherwise: `TRITON_INTERPRET=0` is set before it is imported.
 """
@@ -151,12 +151,11 @@ def loop(listing: str) -> dict[str, int]:
 
     A block ends at a label or a branch: what joins states every few tiles is another one.
     """
-    names = [
-        Counter(re.findall(r"\*/\s+(?:@!?U?P\w+ )?([A-Z0-9_]+)", block))
-        for block in re.split(r"\n(?=\.L)|\bBRA\b", listing)
-    ]
-    most = max(names, key=lambda count: count["HMMA"] + count["IMMA"])
-    return {"all": sum(most.values())} | {name: most[name] for name in COUNTED}
+    blocks = re.split(r"\n(?=\.L)|\bBRA\b", listing)
+    block = max(blocks, key=lambda block: len(re.findall(r"\b[HI]MMA\b", block)))
+    counts = Counter(re.findall(r"\*/\s+(?:@!?U?P\w+ )?([A-Z0-9_]+)", block))
+    begun = len(re.findall(r"\b[HI]MMA\b.*, RZ ;", block))
+    return {"all": sum(counts.values()), "begun": begun} | {name: counts[name] for name in COUNTED}
 
 
 def candidates() -> list[Tile]:

@@ -85,6 +85,9 @@ def test_int8_keys_are_multiplied_as_they_are(compiled):
         if sample["kernel"] in ("decode", "prefill"):
             products = sample["loop"]["IMMA"] > 0
             assert products == (sample["format"] == "int8")
+            if products:
+                # Both pieces of a query have sums of their own, eight columns to a product.
+                assert sample["loop"]["begun"] == 2 * sample["block_n"] / 8 / sample["warps"]
 
 
 def test_decode_looks_up_places_before_its_loop(compiled):
