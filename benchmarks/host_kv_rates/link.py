@@ -51,9 +51,13 @@ def traffic(found: dict):
         yield
         return
     import vllm.third_party.pynvml as nvml
+    from vllm.platforms import current_platform
 
     nvml.nvmlInit()
-    handle = nvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+    # NVML counts all GPUs of the host, CUDA those that this process may see.
+    handle = nvml.nvmlDeviceGetHandleByIndex(
+        current_platform.visible_device_id_to_physical_device_id(torch.cuda.current_device())
+    )
     seen: list[float] = []
     stop = threading.Event()
 
