@@ -190,7 +190,7 @@ class TestWhen:
 
         verify_checkpoint(drafting("ngram", source=None))
         verify_checkpoint(drafting(source="/somewhere/else"))
-        with pytest.raises(Finding, match=r"no tensor below mtp\..*Serve without --speculative-config") as caught:
+        with pytest.raises(Finding, match=r"no tensor of mtp\.\*\. Serve without --speculative-config") as caught:
             verify_checkpoint(drafting())
         assert caught.value.name == "DraftModuleMissing"
         mtp.add(model)
@@ -200,7 +200,7 @@ class TestWhen:
         index = json.loads((model / INDEX).read_text())
         del index["weight_map"][name]
         (model / INDEX).write_text(json.dumps(index))
-        with pytest.raises(Finding, match=r"below mtp\., without mtp\.fc_hidden"):
+        with pytest.raises(Finding, match=r"modules of mtp\.\*, without mtp\.fc_hidden"):
             verify_checkpoint(drafting())
         verify_checkpoint(config_of(model))
 

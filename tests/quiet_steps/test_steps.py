@@ -120,6 +120,13 @@ def test_an_answer_is_noticed_though_another_micro_batch_went_out():
     assert not steps.busy([])
 
 
+def test_an_answer_that_came_before_anybody_asked_is_noticed():
+    steps, executor = QuietSteps(config()), Executor()
+    steps.execute(executor, decode())  # sent, computed and answered within a turn
+    assert steps.busy([])
+    assert not steps.busy([])
+
+
 def test_a_stage_catches_up_first():
     taken = []
     runner = SimpleNamespace(update_pp_decode_requests=lambda: taken.append(1))

@@ -26,5 +26,5 @@ def check(checkpoint: Checkpoint) -> Iterator[Finding]:
     lacking = [name for name in names if name not in checkpoint.modules and ".experts." not in name]
     if lacking and checkpoint.complete:
         there = sum(name.startswith("mtp.") for name in checkpoint.modules)
-        found = f"{there} modules below mtp., without {lacking[0]}" if there else "no tensor below mtp."
+        found = f"{there} modules of mtp.*, without {lacking[0]}" if there else "no tensor of mtp.*"
         yield DraftModuleMissing("mtp.*", f"{wanted.mtp_layers} layer(s) of a draft module", found)
