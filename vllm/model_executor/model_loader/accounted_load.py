@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _EXTRA = "--model-loader-extra-config '{\"enable_weights_track\": false}'"
+#: upstream's class of the checkpoint's own draft module
+_DRAFT = "Qwen4ExpMTP"
 #: tensors that models drop on purpose, by the end of their names
 _DROPPED = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "hyper_connection_mixer.block_inject_weight.weight")
 _SHOWN = 5
@@ -86,7 +88,8 @@ def load_accounted(
 ) -> set[str] | None:
     """``model.load_weights(weights)``, with both sides of the account checked.
 
-    Only for the models of ``ARCHITECTURES``; others load as upstream does.
+    Only for the models of ``ARCHITECTURES`` and their draft module, of which the first side is checked; others load as
+    upstream does.
 
     Args:
         loader: its ``enable_weights_track`` false turns the error into a warning
@@ -98,9 +101,29 @@ def load_accounted(
     Raises:
         WeightsNotFilled: a parameter without a reason (``reason``) was not, or not wholly, written
     """
-    if type(model).__name__ not in ARCHITECTURES:
+    kind = type(model).__name__
+    if kind not in (*ARCHITECTURES, _DRAFT):
         return model.load_weights(weights)
     canaries = Canaries((name, parameter) for name, parameter in model.named_parameters() if not _is_table(name))
+    if kind == _DRAFT:
+        # It goes through the whole checkpoint for its own few tensors; what it leaves is the target's.
+        what, loaded = "the draft module", model.load_weights(weights)
+    else:
+        what, loaded = stage_name(model), _load_stage(model, weights)
+    parameters = dict(model.named_parameters())  # a loader may have replaced some
+    missing = unfilled(model, parameters, canaries, loaded)
+    if missing:
+        error = WeightsNotFilled(what, missing, len(parameters))
+        if loader.enable_weights_track is not False:
+            raise error
+        logger.warning("%s", error)
+    if kind != _DRAFT:
+        first_start.announce()
+    return loaded
+
+
+def _load_stage(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str] | None:
+    """The target model's ``load_weights``, which warns of tensors that no stage takes."""
     taken = TakenWeights(weights)
     with skipping(NeededWeights(model).unused):
         loaded = model.load_weights(taken)
@@ -115,14 +138,6 @@ def load_accounted(
             ", ".join(left[:_SHOWN]),
             ", …" if len(left) > _SHOWN else "",
         )
-    parameters = dict(model.named_parameters())  # a loader may have replaced some
-    missing = unfilled(model, parameters, canaries, loaded)
-    if missing:
-        error = WeightsNotFilled(stage, missing, len(parameters))
-        if loader.enable_weights_track is not False:
-            raise error
-        logger.warning("%s", error)
-    first_start.announce()
     return loaded
 
 
