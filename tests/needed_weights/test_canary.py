@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm.model_executor.model_loader import canary
 from vllm.model_executor.model_loader.canary import Canaries, Hole
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64, torch.uint8, torch.float8_e4m3fn]
@@ -48,6 +49,18 @@ def test_written_with_any_bytes():
     canaries = Canaries([("x", tensor)])
     tensor.random_(-(1 << 31), (1 << 31) - 1)
     assert not canaries.holes([("x", tensor)])
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_tensor_is_looked_at_in_parts(monkeypatch, kept):
+    """Experts of the published model are larger than a part; a hole in the third has the place that it has."""
+    monkeypatch.setattr(canary, "_CHUNK", 64)
+    monkeypatch.setattr(canary, "_KEEP", (1 << 20) * kept)
+    tensor = torch.full((40, 4), 7.0)  # 16 bytes a row, 4 rows a part
+    canaries = Canaries([("x", tensor)])
+    tensor[:9].fill_(5), tensor[11:].fill_(5)
+    assert canaries.holes([("x", tensor)]) == {"x": Hole(8, 160, (9, 0))}
+    assert (tensor[9:11] == (7 if kept else 0)).all() and (tensor[:9] == 5).all() and (tensor[11:] == 5).all()
 
 
 def test_a_large_hole_becomes_zero():
