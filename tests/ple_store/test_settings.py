@@ -15,7 +15,9 @@ def resolve(engram: dict, architecture="Qwen4ExpForCausalLM", ubatching=False, t
     config = SimpleNamespace(
         engram_config=EngramConfig(**engram),
         load_config=LoadConfig(**load),
-        parallel_config=SimpleNamespace(use_ubatching=ubatching, ubatch_size=2 if ubatching else 0),
+        parallel_config=SimpleNamespace(
+            use_ubatching=ubatching, ubatch_size=2 if ubatching else 0, distributed_executor_backend="mp", nnodes=1
+        ),
     )
     model = SimpleNamespace(architecture=architecture, hf_text_config=SimpleNamespace(**(text_config or {})))
     settings.resolve_host_file_gather(config, model)

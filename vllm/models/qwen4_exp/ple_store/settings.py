@@ -16,6 +16,7 @@ from vllm.utils.platform_utils import is_pin_memory_available
 from vllm.v1.metrics import ngram_table
 
 from .errors import HostFileGatherRefused
+from .fits import exceeds_memory
 
 if TYPE_CHECKING:
     from vllm.config import EngramConfig, ModelConfig, VllmConfig
@@ -37,8 +38,9 @@ def resolve_host_file_gather(vllm_config: "VllmConfig", model_config: "ModelConf
     """Decide an unset ``host_file_gather`` and check the result.
 
     Unset becomes true where the table would be pinned (``cpu_offload``, the default)
-    but the platform cannot pin memory; everywhere else it becomes false, upstream's
-    behaviour.  Calling it again on the outcome changes nothing.
+    but the platform cannot pin memory, or has less of it than the table takes;
+    everywhere else it becomes false, upstream's behaviour.  Calling it again on the
+    outcome changes nothing.
 
     Args:
         vllm_config: its ``engram_config`` is set, and is changed in place
@@ -52,7 +54,9 @@ def resolve_host_file_gather(vllm_config: "VllmConfig", model_config: "ModelConf
     _resolve_path(engram, has_store)
     cannot_pin = engram.cpu_offload and not is_pin_memory_available()
     if engram.host_file_gather is None:
-        engram.host_file_gather = has_store and cannot_pin
+        engram.host_file_gather = has_store and (
+            cannot_pin or engram.cpu_offload and exceeds_memory(vllm_config, model_config)
+        )
     if engram.host_file_gather:
         _check_model(model_config)
         _check_engram(vllm_config)
