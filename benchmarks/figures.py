@@ -19,6 +19,7 @@ from benchmarks import table_formats_tables as table_formats
 from benchmarks.faults import table as faults
 from benchmarks.pipeline_model import tables as pipeline
 from benchmarks.pipeline_rates import record as rates
+from benchmarks.ple_rates import record as ple_rates
 from benchmarks.ple_reads import record as ple_reads
 from benchmarks.qsa_kernels import roofline
 from benchmarks.ray_stages import table as ray_stages
@@ -56,7 +57,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/ampere-multigpu/check.md": checkpoint_pages.PAGE,
     "docs/ampere-multigpu/host-kv.md": host_kv.PAGE,
     "docs/ampere-multigpu/host-time.md": host_time.PAGE,
-    "docs/ampere-multigpu/ngram-table.md": ple_reads.PAGE,
+    "docs/ampere-multigpu/ngram-table.md": ple_reads.PAGE | ple_rates.PAGE,
     "docs/ampere-multigpu/loading.md": table_formats.PAGE,
     "docs/ampere-multigpu/formats.md": formats.PAGE,
     "docs/ampere-multigpu/roofline.md": roofline.PAGE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.host_kv_rates.record import link_table, rates_table
+from benchmarks.host_kv_rates.record import link_table, peaks_table, rates_table
 from benchmarks.markdown import table
 from benchmarks.record import FOLDER, read
 
@@ -44,4 +44,10 @@ def soak_table() -> str:
     return table(("soak on a CPU", ""), rows)
 
 
-PAGE = {"capacity": capacity_table, "soak": soak_table, "rates on GPUs": rates_table, "links": link_table}
+PAGE = {
+    "capacity": capacity_table,
+    "soak": soak_table,
+    "rates on GPUs": rates_table,
+    "links": link_table,
+    "peaks on GPUs": peaks_table,
+}

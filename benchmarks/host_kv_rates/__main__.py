@@ -34,6 +34,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     again.add_argument("out", type=Path)
     again.add_argument("parts", type=Path, nargs="*", help="OUT.VARIANT.json, left by a run that was cut short")
     again.add_argument("--commit", help="what was measured, where it is not what lies here")
+    again.add_argument("--name", default="", help="of a run that adds cases: a record beside the first")
     for name, text in (("run", "measure"), ("child", "one variant, in this process")):
         parser = what.add_parser(name, help=text)
         add_options(
@@ -68,7 +69,7 @@ def run(asked: argparse.Namespace) -> None:
 def main() -> None:
     asked = arguments()
     if asked.what == "record":
-        record.write_record(asked.out, asked.commit, asked.parts)
+        record.write_record(asked.out, asked.commit, asked.parts, asked.name)
     elif asked.what == "run":
         run(asked)
     else:

@@ -53,6 +53,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     again = what.add_parser("record")
     again.add_argument("out", type=Path)
     again.add_argument("--commit", help="what was measured, where the raw results do not say")
+    again.add_argument("--name", default="", help="of a record beside the first")
     run_ = what.add_parser("run")
     run_.add_argument("out", type=Path)
     run_.add_argument("--config", type=Path, required=True, help="a config.json: its widths, without weights")
@@ -151,7 +152,7 @@ def one(folder: Path, engine: dict, place: str, table_bytes: int, asked: argpars
 def main() -> int:
     asked = arguments()
     if asked.what == "record":
-        record.write_record(asked.out, asked.commit)
+        record.write_record(asked.out, asked.commit, asked.name)
         return 0
     return run(asked)
 

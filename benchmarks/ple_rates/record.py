@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from statistics import median
 
-from benchmarks.record import FOLDER, Claim, write
+from benchmarks.markdown import table
+from benchmarks.record import FOLDER, Claim, measured_on, read, write
 
+#: The record of a run; `--name` makes another beside it, for cases that are compared among themselves.
 RECORD = FOLDER / "ple-rates-gpu.json"
+RECORDS = "ple-rates-gpu*.json"
 PINNED, ON_DISK = "pinned, full graphs", ("shards, full graphs", "flat file, full graphs")
 
 
@@ -96,9 +99,92 @@ def _graphs(cases: dict[str, dict]) -> list[Claim]:
     ]
 
 
-def write_record(raw: Path, commit: str | None) -> None:
-    """`commit`: what was measured, where the raw results do not say."""
+def write_record(raw: Path, commit: str | None, name: str = "") -> None:
+    """`commit`: what was measured, where the raw results do not say; `name`: of a record beside the first."""
     found = json.loads(raw.read_text())
     settings = {"command": "python -m benchmarks.ple_rates run"} | found["settings"]
     made = claims(found["samples"])
-    write(RECORD, settings, found["samples"], made, found["gpus"], found["hardware"], commit or found["commit"])
+    path = RECORD.with_stem(f"{RECORD.stem}-{name}") if name else RECORD
+    write(path, settings, found["samples"], made, found["gpus"], found["hardware"], commit or found["commit"])
+
+
+def page() -> str:
+    """Each run's tables: prompts, decoding, and what engines took of the host."""
+    every = [read(path) for path in sorted(FOLDER.glob(RECORDS))]
+    return "\n".join("\n".join((_head(one), _prompts(one), _decoding(one), _starts(one))) for one in every)
+
+
+def _measured(record: dict) -> list[dict]:
+    return [sample for sample in record["samples"] if "failed" not in sample]
+
+
+def _head(record: dict) -> str:
+    made = record["settings"]
+    return (
+        f"{measured_on(record)}, {made['layers']} layers at real widths; a table of {made['table_rows']:,} random rows, "
+        "of which each prompt and each sampled token wants others. Cold: the page cache was dropped before.\n"
+    )
+
+
+def _prompts(record: dict) -> str:
+    rows = [
+        (
+            sample["case"],
+            f"{one['context']:,}",
+            one["cache"],
+            f"{one['tokens_per_s']:,.0f}",
+            *_waited(one, 1e3, "chunk"),
+        )
+        for sample in _measured(record)
+        for one in sample["prefill"]
+    ]
+    return table(("prompts", "tokens", "page cache", "tokens/s", "waited for rows a chunk", "read from the disk"), rows)
+
+
+def _decoding(record: dict) -> str:
+    rows = [
+        (
+            sample["case"],
+            str(one["users"]),
+            one["cache"],
+            f"{one['per_user']:.1f}",
+            f"{one['gpu']['forward']:.2f} ms",
+            f"{one['gpu']['between']:.2f} ms",
+            *_waited(one, 1e3, "step"),
+        )
+        for sample in _measured(record)
+        for one in sample["decode"]
+    ]
+    heads = (
+        "decoding", "users", "page cache", "tokens/s a user", "a step's forward on the GPU", "from its end to the next",
+        "waited for rows a step", "read from the disk",
+    )  # fmt: skip
+    return table(heads, rows)
+
+
+def _waited(one: dict, scale: float, what: str) -> tuple[str, str]:
+    """Milliseconds a step, and what the kernel read for it; dashes for a table in memory."""
+    reads = one["reads"]
+    if not reads.get("steps"):
+        return "–", "–"
+    size = reads.get("kernel_disk_bytes", reads["disk_bytes"])
+    return (
+        f"{scale * reads['row_wait_seconds'] / reads['steps']:.2f} ms",
+        f"{size / reads['steps'] / 1024:,.0f} KiB a {what}",
+    )
+
+
+def _starts(record: dict) -> str:
+    rows = [
+        (
+            sample["case"],
+            f"{sample['start_s']:.0f} s",
+            f"{sample['pinned_bytes'] / 2**20:,.0f} MiB",
+            f"{sample['memory_taken'] / 2**20:,.0f} MiB",
+        )
+        for sample in _measured(record)
+    ]
+    return table(("engine", "started in", "pinned host memory", "less of the host's memory available after"), rows)
+
+
+PAGE = {"rates on GPUs": page}

@@ -39,6 +39,20 @@ def test_peak_memory_is_compared_without_the_arena():
     assert (claim.value, claim.holds) == (16.0, True)
 
 
+def test_the_share_of_a_card_is_what_any_prompt_took_at_most():
+    samples = [
+        {"variant": "share", "kind": "prompt", "tokens": 262_128, "arena_bytes": 96 << 20, "seconds": 50.0}
+        | {"peak_allocated_mib": 23_000.0, "peak_reserved_mib": reserved}
+        for reserved in (24_200.0, 23_170.0)
+    ]
+    (claim,) = record.claims(samples)
+    assert (claim.value, claim.holds) == (24_200.0, False)
+    measured = {"samples": samples, "hardware": {"cpu": "a CPU"}, "upstream": "vllm", "commit": "abc", "settings": {}}
+    assert "| of a 24 GB card's share | 262,128 | 96 MiB | 23,000 MiB | – | 24,200 MiB |" in record.peaks_table(
+        [measured]
+    )
+
+
 def test_a_failed_variant_claims_nothing():
     assert not record.claims([{"variant": "host", "kind": "failed", "status": "1"}])
 
@@ -48,7 +62,9 @@ def test_tables():
     on_the_gpu = record.claims(samples)[1]
     assert (on_the_gpu.value, on_the_gpu.holds) == (0.8, False)
     measured = {"samples": samples, "hardware": {"cpu": "a CPU"}, "upstream": "vllm", "commit": "abc", "settings": {}}
-    assert "| 4,096 | 1 | 200.0 | 196.0 | 0.980 | 4.00 ms | 5.00 ms | 0.90 s | 1.00 s |" in record.rates_table(measured)
+    shown = record.rates_table([measured, measured | {"samples": []}])
+    assert "| 4,096 | 1 | bf16 | 200.0 | 196.0 | 0.980 | 4.00 ms | 5.00 ms | 0.800 | 0.90 s | 1.00 s |" in shown
+    assert shown.count("Measured on") == 1
     link = record.link_table({"samples": [{"kind": "link", "way": "copy engine", "gb_per_s": [50.0, 52.0, 51.0]}]})
     assert "| copy engine | 51.0 GB/s | 1.0 ms | 1013 |" in link
     assert "| Thunderbolt | 3.0 GB/s | 16.8 ms | 60 |" in link

@@ -71,48 +71,48 @@ class AioQueue:
         Returns:
             int64 ``[spans]``: bytes read, or a negated error number; EAGAIN for what was left out
         """
-        results = np.empty(len(spans), dtype=np.int64)
-        for begin in range(0, len(spans), _DEPTH):
-            part = slice(begin, begin + _DEPTH)
-            self._read(spans[part], target, nowait, results[part])
-        return results
-
-    def _read(self, spans: Spans, target: np.ndarray, nowait: bool, results: np.ndarray) -> None:
-        count = len(spans)
+        count, context = len(spans), self._context()
+        # All of it at once: what the loop does for each batch it does with the interpreter's lock, for which the engine's
+        # own thread waits.
         control = np.zeros(count, dtype=_CONTROL)
         control["data"] = np.arange(count)
         control["rw_flags"] = _RWF_NOWAIT if nowait else 0
         control["fd"], control["offset"], control["bytes"] = spans.fd, spans.offset, spans.size
         control["buffer"] = target.ctypes.data + spans.start
         pointers = control.ctypes.data + np.arange(count, dtype=np.uint64) * _CONTROL.itemsize
-        events = np.zeros(count, dtype=_EVENT)
-        context, submitted = self._context(), 0
-        while submitted < count:
-            at = ctypes.c_void_p(pointers.ctypes.data + 8 * submitted)
-            taken = _call(self._submit, context, ctypes.c_long(count - submitted), at)
-            if taken <= 0:
-                # The first of the rest was refused as it stands, such as with a closed descriptor.
-                results[submitted] = -(ctypes.get_errno() if taken else errno.EAGAIN)
-                control["data"][submitted] = count
-                events["data"][submitted:] = count
-                self._collect(context, events[:submitted], results)
-                if submitted + 1 < count:
-                    self._read(spans[submitted + 1 :], target, nowait, results[submitted + 1 :])
-                return
-            submitted += taken
-        self._collect(context, events, results)
+        events, answered = np.zeros(count, dtype=_EVENT), 0
+        results = np.empty(count, dtype=np.int64)
+        for begin in range(0, count, _DEPTH):
+            submitted = self._submit_all(context, pointers, begin, min(begin + _DEPTH, count), results)
+            self._collect(context, events, answered, answered + submitted)
+            answered += submitted
+        results[events["data"][:answered].astype(np.int64)] = events["result"][:answered]
+        return results
 
-    def _collect(self, context: ctypes.c_ulong, events: np.ndarray, results: np.ndarray) -> None:
-        """Wait for as many answers as ``events`` has room for."""
-        done = 0
-        while done < len(events):
-            room = ctypes.c_long(len(events) - done)
-            at = ctypes.c_void_p(events.ctypes.data + done * _EVENT.itemsize)
+    def _submit_all(
+        self, context: ctypes.c_ulong, pointers: np.ndarray, begin: int, end: int, results: np.ndarray
+    ) -> int:
+        """Submit reads ``[begin, end)``; those that are refused as they stand, such as with a closed descriptor, get
+        their result here.  Returns how many others there are."""
+        address, at, refused = pointers.ctypes.data, begin, 0
+        while at < end:
+            taken = _call(self._submit, context, ctypes.c_long(end - at), ctypes.c_void_p(address + 8 * at))
+            if taken <= 0:
+                results[at] = -(ctypes.get_errno() if taken else errno.EAGAIN)
+                taken, refused = 1, refused + 1
+            at += taken
+        return end - begin - refused
+
+    def _collect(self, context: ctypes.c_ulong, events: np.ndarray, begin: int, end: int) -> None:
+        """Wait for as many answers as there are places in ``[begin, end)``."""
+        address, done = events.ctypes.data, begin
+        while done < end:
+            room = ctypes.c_long(end - done)
+            at = ctypes.c_void_p(address + done * _EVENT.itemsize)
             got = _call(self._getevents, context, room, room, at, None)
             if got < 0 and ctypes.get_errno() != errno.EINTR:
                 raise AioUnavailable(ctypes.get_errno(), "io_getevents: " + os.strerror(ctypes.get_errno()))
             done += max(got, 0)
-        results[events["data"].astype(np.int64)] = events["result"]
 
     def _context(self) -> ctypes.c_ulong:
         """Of this thread, and of this process: a forked one has to make its own."""
