@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from benchmarks.record import FOLDER, read
+from benchmarks import host_time
+from benchmarks.record import FOLDER, measured_on, read
 
 CPU = FOLDER / "pipeline-host-time-cpu.json"
 ARRIVALS = FOLDER / "pipeline-arrivals-cpu.json"
+GPUS = FOLDER / "pipeline-gpu-rates.json"
 
 
 def conditions(record: dict) -> str:
@@ -99,6 +101,17 @@ def stages_table(stages: int, users: int) -> str:
     return conditions(record) + by_phase(select(record, stages, users, "now"), columns)
 
 
+def gpu_table(users: int, context: int) -> str:
+    """Decode steps of two stages on GPUs under the measuring rule, from the rates of whole engines."""
+    record = read(GPUS)
+    wanted = {"users": users, "context": context, "rule": "measured"}
+    (sample,) = (sample for sample in record["samples"] if wanted.items() <= sample.items())
+    columns = [(part, part, "decode") for part in ("engine core", "stage 0", "stage 1")]
+    layers = record["settings"]["layers"]
+    head = f"{measured_on(record)}, {layers} layers over two stages, {users} users at {context:,} tokens.\n\n"
+    return head + by_phase(host_time.rows(sample["times"]), columns)
+
+
 def arrivals_table() -> str:
     """Each round's sizes: of the micro-batches that prompts started in, and of those that then decoded."""
     found: dict[tuple[int, bool], list[str]] = {}
@@ -118,4 +131,5 @@ PAGE: dict[str, Callable[[], str]] = {
     "engine core and empty steps": lambda: engine_table(3, 1),
     "cuts": lambda: cuts_table(3),
     "arrivals": arrivals_table,
+    "two stages on GPUs": lambda: gpu_table(2, 8192),
 }
