@@ -12,7 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from demo.checkpoint.formats import mtp
+from demo.checkpoint.geometry import geometry
 from demo.checkpoint.table_formats import FORMS, recode
+from demo.checkpoint.write import build
+from vllm.ampere.command import main
 from vllm.ampere.findings import Finding
 from vllm.engine.verified_checkpoint import (
     Nvfp4NeedsNewerGpu,
@@ -111,6 +114,36 @@ def test_gaps_in_the_numbering_are_fine(model, config_of):
     index = (model / INDEX).read_text().replace(path.name, "model-00099-of-00008.safetensors")
     (model / INDEX).write_text(index)
     verify_checkpoint(config_of(model))
+
+
+class TestFlatFile:
+    """Of the table, in place of the shards; else a stage finds it out once weights of the others are loaded."""
+
+    @pytest.fixture(scope="class")
+    def flat(self, intact, tmp_path_factory):
+        file = tmp_path_factory.mktemp("flat") / "table.flat"
+        assert main(["flatten-ple", str(intact), str(file)]) == 0
+        return file
+
+    @staticmethod
+    def served_from(config, file):
+        config.engram_config = SimpleNamespace(host_file_path=str(file))
+        return config
+
+    def test_passes(self, intact, flat, config_of):
+        verify_checkpoint(self.served_from(config_of(intact), flat))
+
+    def test_cut_off(self, intact, flat, config_of, tmp_path):
+        cut = tmp_path / "cut.flat"
+        cut.write_bytes(flat.read_bytes()[:-1])
+        with pytest.raises(Finding, match=r"cut\.flat: expected \d+ bytes, found \d+"):
+            verify_checkpoint(self.served_from(config_of(intact), cut))
+
+    def test_of_another_model(self, intact, flat, config_of, tmp_path):
+        build(tmp_path / "other", geometry("tiny"), seed=5)
+        with pytest.raises(Finding, match=r"table\.flat: expected row 0 as .*other has it, found another"):
+            verify_checkpoint(self.served_from(config_of(tmp_path / "other"), flat))
+        verify_checkpoint(self.served_from(config_of(tmp_path / "other", check="off"), flat))
 
 
 @pytest.mark.parametrize("form", FORMS)

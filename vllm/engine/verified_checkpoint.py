@@ -85,7 +85,7 @@ def verify_checkpoint(vllm_config: "VllmConfig") -> None:
     started = time.monotonic()
     overridden = bool(model.hf_overrides) or model.hf_config_path is not None
     try:
-        found, checkpoint = _look(model.model, drafts=_drafts(vllm_config))
+        found, checkpoint = _look(model.model, _drafts(vllm_config), _flat_file(vllm_config))
     except Finding as finding:
         found, checkpoint = [finding], None
     for finding in found:
@@ -120,13 +120,19 @@ def _drafts(vllm_config: "VllmConfig") -> bool:
     return drafting in (None, vllm_config.model_config.model)
 
 
-def _look(model: str, drafts: bool) -> tuple[list[Finding], Checkpoint]:
+def _flat_file(vllm_config: "VllmConfig") -> str | None:
+    """The file that rows of the n-gram table are read from in place of the checkpoint's, if any."""
+    # Stand-ins for a VllmConfig do not have every field.
+    return getattr(getattr(vllm_config, "engram_config", None), "host_file_path", None)
+
+
+def _look(model: str, drafts: bool, flat: str | None) -> tuple[list[Finding], Checkpoint]:
     checkpoint = read(model)
     found = findings(checkpoint)
     if drafts:
         found = [*draft.check(checkpoint), *found]
     if not any(finding.severity == REFUSE for finding in found):
-        found = [*_table(checkpoint), *nvfp4(checkpoint), *found]
+        found = [*_table(checkpoint, flat), *nvfp4(checkpoint), *found]
     return found, checkpoint
 
 
@@ -135,9 +141,10 @@ def _of_a_file(finding: Finding) -> bool:
     return type(finding).__module__ in (files.__name__, "vllm.ampere.checkpoint.errors")
 
 
-def _table(checkpoint: Checkpoint) -> Iterator[Finding]:
+def _table(checkpoint: Checkpoint, flat: str | None) -> Iterator[Finding]:
     """What the store that serves the rows would refuse, asked before it is built."""
     from vllm.models.qwen4_exp.ple_store.errors import PLEStoreError
+    from vllm.models.qwen4_exp.ple_store.flat.reader import open_flat
     from vllm.models.qwen4_exp.ple_store.formats import locate_table
     from vllm.models.qwen4_exp.ple_store.locate import TableShape
 
@@ -148,6 +155,8 @@ def _table(checkpoint: Checkpoint) -> Iterator[Finding]:
         shape = TableShape(rows=table_rows(text, index), dim=width, parts=text.split_ngram_parts)
         try:
             table = locate_table(checkpoint.path, name, shape)
+            if flat:
+                open_flat(Path(flat), str(checkpoint.path), name, shape).close()
         except PLEStoreError as error:
             refused = TableRefused(Path(error.path).name, error.expected, error.actual)
             refused.what, refused.remedy = error.what, error.remedy
