@@ -138,14 +138,15 @@ def test_disk_error_while_serving(write_table, queue, monkeypatch):
     assert "needed by a, b." in str(again)
 
 
-def test_partial_reads_are_completed(write_table, queue, monkeypatch):
+@pytest.mark.parametrize("most", [1, 5])
+def test_partial_reads_are_completed(write_table, queue, monkeypatch, most):
     written = write_table()
     real = queue.read
 
-    def five(spans, target, nowait):
-        return real(Spans(spans.fd, spans.offset, np.minimum(spans.size, 5), spans.start), target, nowait)
+    def some(spans, target, nowait):
+        return real(Spans(spans.fd, spans.offset, np.minimum(spans.size, most), spans.start), target, nowait)
 
-    monkeypatch.setattr(queue, "read", five)
+    monkeypatch.setattr(queue, "read", some)
     with TableFiles(written.locate()) as table:
         assert same(table.gather(torch.arange(37)), written.values)
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -109,6 +110,54 @@ def test_a_file_system_that_does_not_tell(file, monkeypatch):
     outcome = ReadPool(queue).read(spans_of(descriptor, np.array([1, 2])), target)
     assert outcome.cached is None and outcome.disk_bytes == 0 and (outcome.results == 320).all()
     assert np.array_equal(target.reshape(2, 320), content.reshape(PAGES, PAGE)[1:3, :320])
+
+
+class Moves:
+    """A queue, and the advice that goes to the kernel, in the order in which they come; ``hot`` pages are cached."""
+
+    def __init__(self, monkeypatch, hot: set[int]) -> None:
+        self.hot, self.log, self.threads = hot, [], set()
+        monkeypatch.setattr(pool.os, "posix_fadvise", lambda fd, offset, size, advice: self._note(offset, size, advice))
+
+    def _note(self, offset: int, size: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED and size == 320
+        self.log.append(("advised", offset // PAGE))
+
+    def read(self, spans: Spans, target: np.ndarray, nowait: bool) -> np.ndarray:
+        pages = (spans.offset // PAGE).tolist()
+        self.threads.add(threading.current_thread().name)
+        self.log += [("asked" if nowait else "read", page) for page in pages]
+        return np.array([-errno.EAGAIN if nowait and page not in self.hot else 320 for page in pages])
+
+
+def test_the_kernel_hears_of_all_that_is_missing_before_any_of_it_is_read(monkeypatch):
+    queue = Moves(monkeypatch, hot={3, 900})
+    outcome = ReadPool(queue).read(spans_of(0, np.array([3, 4, 500, 900])), np.zeros(4 * 320, dtype=np.uint8))
+    asked = [("asked", page) for page in (3, 4, 500, 900)]
+    assert queue.log == [*asked, ("advised", 4), ("advised", 500), ("read", 4), ("read", 500)]
+    assert outcome.cached.tolist() == [True, False, False, True] and outcome.disk_bytes == 2 * PAGE
+
+
+def test_where_nobody_tells_the_kernel_hears_of_everything(monkeypatch):
+    queue = Moves(monkeypatch, hot={4, 500})
+    reader = ReadPool(queue)
+    reader._tells = False
+    reader.read(spans_of(0, np.array([4, 500])), np.zeros(2 * 320, dtype=np.uint8))
+    assert queue.log == [("advised", 4), ("advised", 500), ("read", 4), ("read", 500)]
+
+
+def test_a_large_batch_is_shared_out_and_the_threads_end(monkeypatch):
+    queue = Moves(monkeypatch, hot=set(range(PAGES)))
+    barrier = threading.Barrier(3, timeout=30)
+    real = queue.read
+    # No thread may take a second piece before each has one.
+    monkeypatch.setattr(queue, "read", lambda *a, **k: (barrier.wait(), real(*a, **k))[1])
+    reader = ReadPool(queue, 3)
+    outcome = reader.read(spans_of(0, np.arange(3 * 512)), np.zeros(3 * 512 * 320, dtype=np.uint8))
+    assert (outcome.results == 320).all() and len(queue.threads) == 3
+    assert sorted(page for _, page in queue.log) == list(range(3 * 512))
+    reader.close()
+    assert not any(thread.name in queue.threads for thread in threading.enumerate())
 
 
 def test_errors_are_those_of_their_spans(file, queue):
