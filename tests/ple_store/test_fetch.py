@@ -69,6 +69,21 @@ def test_another_step_does_not_wait_for_a_long_chunk(made, monkeypatch):
     assert fetcher.counters.ahead_rows == len(np.unique(chunk))
 
 
+def test_few_of_many_rows_read_ahead_travel_alone(made):
+    """A part goes to the device as it is: all of a chunk for the chunk, and not for somebody who wants eight of it."""
+    fetcher, values = made
+    chunk = ids_of(0, (200, 4))
+    fetcher.read_ahead(lambda: chunk)
+    fetcher._ahead.records.result(20)
+    for wanted, rows in ((chunk.reshape(-1)[:8], 8), (chunk, len(np.unique(chunk)))):
+        fetched = fetcher.fetch(wanted)
+        assert [len(part) for part in fetched.parts] == [len(np.unique(wanted))] and len(np.unique(wanted)) <= rows
+        assert torch.equal(fetched.records(), values[wanted])
+    (thread,) = fetcher._thread._threads
+    fetcher.close()
+    assert not thread.is_alive()
+
+
 def test_what_could_not_be_read_ahead_is_read_again(made, monkeypatch):
     fetcher, values = made
     read = fetcher.store.read

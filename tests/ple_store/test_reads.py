@@ -156,8 +156,9 @@ def test_a_large_batch_is_shared_out_and_the_threads_end(monkeypatch):
     outcome = reader.read(spans_of(0, np.arange(3 * 512)), np.zeros(3 * 512 * 320, dtype=np.uint8))
     assert (outcome.results == 320).all() and len(queue.threads) == 3
     assert sorted(page for _, page in queue.log) == list(range(3 * 512))
+    threads = list(reader._pool._threads)
     reader.close()
-    assert not any(thread.name in queue.threads for thread in threading.enumerate())
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_errors_are_those_of_their_spans(file, queue):
