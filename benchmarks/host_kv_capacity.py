@@ -16,7 +16,6 @@ from benchmarks.record import FOLDER, Claim, write
 from tests.host_kv.planning import HostPlan, is_rows
 from tests.pipeline_parallel.geometry import BLOCK, CONTEXT, Sizes, layer_specs, text_config
 from tests.pipeline_parallel.planner import Plan, bytes_per_block, engine_config
-from vllm.models.qwen4_exp.qsa.formats import BF16, INT8
 from vllm.models.qwen4_exp.stages import plan_stages
 from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
 from vllm.v1.kv_cache_interface import FullAttentionSpec
@@ -38,7 +37,7 @@ def case(stages: int, partition: str | None, megabytes: int) -> dict:
     states = len(plan.groups) - 1
     narrow = HostPlan(stages, megabytes * MB, partition, context=BLOCK, index_keys="fp8")
     per_request = -(-CONTEXT // plan.block) + states
-    bf16 = sum(plan.host_bytes(worker) for worker in range(stages))
+    int8 = HostPlan(stages, megabytes * MB, partition, context=BLOCK, cache_dtype="int8_per_token_head")
     return {
         "stages": stages,
         "partition": partition or "even",
@@ -49,8 +48,8 @@ def case(stages: int, partition: str | None, megabytes: int) -> dict:
         "tokens": plan.tokens,
         "tokens_fp8_index_keys": narrow.tokens,
         "full_contexts": (plan.blocks - 1) // per_request,
-        "host_gib_bf16": round(bf16 / GIB, 2),
-        "host_gib_int8": round(bf16 / GIB * INT8.token_bytes(256) / BF16.token_bytes(256), 2),
+        "host_gib_bf16": round(sum(map(plan.host_bytes, range(stages))) / GIB, 2),
+        "host_gib_int8": round(sum(map(int8.host_bytes, range(stages))) / GIB, 2),
         "tokens_in_vram": tokens_in_vram(stages, partition, megabytes * MB),
     }
 

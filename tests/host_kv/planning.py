@@ -47,11 +47,13 @@ def of_a_rank(ranks: int) -> Qwen4ExpTextConfig:
     return text_config(**{name: max(1, number // ranks) for name, number in heads.items()})
 
 
-def stage_specs(config: SimpleNamespace, layers: range, block: int) -> dict[str, KVCacheSpec]:
+def stage_specs(
+    config: SimpleNamespace, layers: range, block: int, cache_dtype: str = "auto"
+) -> dict[str, KVCacheSpec]:
     """Cache specs of one stage by layer name, as its worker reports them."""
     sizes = Sizes(block=block, padded_page=None)
     fp8 = config.attention_config.indexer_kv_dtype == "fp8"
-    kv = KV(index_keys=torch.float8_e4m3fn if fp8 else torch.bfloat16)
+    kv = KV(cache_dtype, index_keys=torch.float8_e4m3fn if fp8 else torch.bfloat16)
     return {
         name: spec_on_gpu(SimpleNamespace(), config, spec) if is_rows(spec) else spec
         for name, spec in layer_specs(config.model_config.hf_text_config, layers, sizes, kv=kv).items()
@@ -77,10 +79,18 @@ class HostPlan:
     """The planner's result: block size, what each worker reports, and its cache config.
 
     `memory` is each worker's for its KV cache, in bytes; `ranks` are the tensor-parallel ones of each stage, whose
-    workers follow one another.
+    workers follow one another; `cache_dtype` is of rows.
     """
 
-    def __init__(self, stages: int, memory: int, partition: str | None = None, ranks: int = 1, **limits) -> None:
+    def __init__(
+        self,
+        stages: int,
+        memory: int,
+        partition: str | None = None,
+        ranks: int = 1,
+        cache_dtype: str = "auto",
+        **limits,
+    ) -> None:
         host = limits.pop("host", 1 << 50)
         with machine(partition, host):
             self.engine = engine(stages, **limits)
@@ -93,7 +103,9 @@ class HostPlan:
             self.block = filling_block(self.state, most, key_bytes(self.engine), 16)
             register_all_kvcache_specs(self.engine)
             self.specs = [
-                stage_specs(self.engine, stage.layers, self.block) for stage in self.stages for _ in range(ranks)
+                stage_specs(self.engine, stage.layers, self.block, cache_dtype)
+                for stage in self.stages
+                for _ in range(ranks)
             ]
             self.groups = get_global_kv_cache_groups(self.engine, self.specs)
             self.workers = get_kv_cache_configs(self.engine, self.specs, [memory] * len(self.specs), self.groups)
@@ -113,7 +125,7 @@ class HostPlan:
         return self.blocks * budget.host_block_bytes(self.workers[worker].kv_cache_groups)
 
 
-def rows(block: int = 64, heads: int = 2, width: int = 8, form: KVFormat = BF16) -> FullAttentionSpec:
+def rows(block: int = 64, heads: int = 2, width: int = 16, form: KVFormat = BF16) -> FullAttentionSpec:
     """K/V of a small layer."""
     spec = FullAttentionSpec(
         block_size=block,

@@ -86,7 +86,7 @@ def test_a_place_has_one_state_a_block():
     """Nothing per token is left on the GPU; a block's page is what the planner can lay out."""
     place = HostKVSpec(
         **{f: getattr(rows(), f) for f in ("block_size", "num_kv_heads", "head_size", "dtype")},
-        row_bytes=64,
+        row_bytes=128,
         num_head_slots=1,
         state_content_bytes=PLACE_BYTES,
         tokens_per_state=rows().block_size,
@@ -118,6 +118,15 @@ def test_tensor_parallel_ranks_at_400_mb(ranks, block, tokens):
     per_token = sum(plan.host_bytes(worker) for worker in range(3 * ranks)) / (plan.blocks * plan.block)
     assert per_token == 12 * 2048 * max(1, ranks // 2)
     assert sum(alone.host_bytes(worker) for worker in range(3)) / (alone.blocks * alone.block) == 12 * 2048
+
+
+@pytest.mark.parametrize(("ranks", "per_token"), [(1, 1152), (2, 2 * 640), (4, 4 * 640)])
+def test_int8_rows_are_whole_lines_and_change_no_block(ranks, per_token):
+    """What a rank keeps of a token and layer is padded to lines of 128 bytes, so two ranks keep more than one."""
+    plan, bf16 = (HostPlan(3, 400 * MB, ranks=ranks, cache_dtype=kv) for kv in ("int8_per_token_head", "auto"))
+    assert (plan.block, plan.tokens) == (bf16.block, bf16.tokens)
+    whole = sum(plan.host_bytes(worker) for worker in range(3 * ranks))
+    assert whole == plan.blocks * plan.block * 12 * per_token
 
 
 def test_host_memory_is_that_of_all_ranks():

@@ -15,6 +15,7 @@ from vllm.models.qwen4_exp.qsa.host_kv.arena import Arena
 from vllm.models.qwen4_exp.qsa.host_kv.impl import HostKVImpl
 from vllm.models.qwen4_exp.qsa.host_kv.layer import rows_view
 from vllm.models.qwen4_exp.qsa.host_kv.prompt import prompt_attention, section_bound
+from vllm.models.qwen4_exp.qsa.host_kv.spec import HostRows
 from vllm.models.qwen4_exp.qsa.host_kv.union import BEYOND, block_order, edges_of_sections, union_of
 from vllm.models.qwen4_exp.qsa.reference import sparse_paged_attention
 
@@ -43,9 +44,11 @@ class Batch:
         source = random.Random(seed)
         generator = torch.Generator().manual_seed(seed)
         spec = rows(BLOCK, KV_HEADS, WIDTH, form)
-        self.form, self.group_bytes = form, RATIO * spec.page_size_bytes // BLOCK
-        memory = torch.empty(blocks * spec.page_size_bytes, dtype=torch.uint8)
-        self.kv_cache = rows_view(memory, spec, blocks)
+        host = HostRows(spec, 0)
+        self.form, self.group_bytes = form, RATIO * host.row_bytes
+        # What pads rows of int8 is NaN to whoever takes it for scales.
+        memory = torch.full((blocks * BLOCK * host.row_bytes,), 0xFF, dtype=torch.uint8)
+        self.kv_cache = rows_view(memory, host, blocks)
         self.cache = views(self.kv_cache, form, WIDTH)
         # Of int8 rows the scales are what can be NaN.
         for part in self.cache[:2] if form is BF16 else self.cache[2:]:

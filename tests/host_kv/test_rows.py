@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import resource
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from vllm.models.qwen4_exp.qsa.formats import INT8
+from vllm.models.qwen4_exp.qsa.formats import BF16, INT8, views
 from vllm.models.qwen4_exp.qsa.host_kv import memory
 from vllm.models.qwen4_exp.qsa.host_kv.copies import copy_host_blocks
 from vllm.models.qwen4_exp.qsa.host_kv.errors import HostMemoryRefused
@@ -54,11 +55,11 @@ def test_a_layer_without_rows_here_binds_the_gpus_cache():
 
 def test_a_layer_binds_rows_for_every_block_of_its_place():
     layer = bound(5)
-    assert layer.kv_cache.shape == (5, 2, 64, 16) and layer.kv_cache.dtype == torch.bfloat16
+    assert layer.kv_cache.shape == (5, 2, 64, 32) and layer.kv_cache.dtype == torch.bfloat16
     # To the byte, and with the heads of a token side by side: one run of memory for each row.
-    assert layer.host_memory.cpu.nbytes == 5 * 64 * 2 * 16 * 2
+    assert layer.host_memory.cpu.nbytes == 5 * 64 * 2 * 32 * 2
     assert layer.kv_cache.transpose(1, 2).is_contiguous()
-    layer.kv_cache[4, 1, 63, 15] = 7
+    layer.kv_cache[4, 1, 63, 31] = 7
     assert layer.host_memory.cpu.view(torch.bfloat16)[-1] == 7
 
 
@@ -118,7 +119,7 @@ def test_new_blocks_are_not_zeroed_in_host_memory():
     layer = bound(4)
     layer.kv_cache.fill_(1)
     plain = Plain()
-    plain.bind_kv_cache(torch.ones(4, 2, 64, 16, dtype=torch.bfloat16))
+    plain.bind_kv_cache(torch.ones(4, 2, 64, 32, dtype=torch.bfloat16))
     zeroer = KVBlockZeroer(
         CPU,
         [SimpleNamespace(kv_cache_spec=rows(), kv_cache_group_id=0, layer_names=["a", "b"], kernel_block_stride=None)],
@@ -140,9 +141,10 @@ def step(pairs, new=(), resumed=()) -> SimpleNamespace:
     )
 
 
+@pytest.mark.parametrize("form", [BF16, INT8], ids=lambda form: form.name)
 @pytest.mark.parametrize("how", ["new", "resumed"])
-def test_rows_of_a_shared_block_are_copied_with_it(how):
-    layer, other = bound(6), bound(6)
+def test_rows_of_a_shared_block_are_copied_with_it(how, form):
+    layer, other = bound(6, rows(form=form)), bound(6, rows(form=form))
     for number in range(6):
         layer.kv_cache[number] = number
         other.kv_cache[number] = 10 + number
@@ -156,9 +158,29 @@ def test_rows_of_a_shared_block_are_copied_with_it(how):
     assert [int(other.kv_cache[n].unique()) for n in range(6)] == [10, 11, 12, 13, 14, 12]
 
 
-def test_int8_rows_hold_their_scales():
-    """The page is the one that the backend would have on a GPU, so the same kernels read it."""
-    layer = bound(3, rows(block=32, heads=1, width=128, form=INT8))
-    assert layer.kv_cache.shape == (3, 1, 32, INT8.content(128)) and layer.kv_cache.dtype == torch.int8
-    assert layer.host_rows.row_bytes == INT8.token_bytes(128) == 264
-    assert layer.host_memory.cpu.nbytes == 3 * 32 * 264
+@pytest.mark.parametrize(
+    ("heads", "form", "row_bytes"), [(2, INT8, 1152), (1, INT8, 640), (2, BF16, 2048), (1, BF16, 1024)]
+)
+def test_rows_at_the_published_width_are_whole_lines(heads, form, row_bytes):
+    """Keys and values begin where lines do: a row is read in as few as its bytes fill. bf16 needs no padding for that."""
+    layer = bound(3, rows(block=32, heads=heads, width=256, form=form))
+    assert layer.kv_cache.shape == (3, heads, 32, form.content(256)) and layer.kv_cache.dtype == form.dtype
+    assert layer.host_rows.row_bytes == row_bytes
+    assert layer.host_memory.cpu.nbytes == 3 * 32 * row_bytes
+    stored = views(layer.kv_cache, form, 256)
+    for part in stored[:2]:
+        distances = {
+            part[at].data_ptr() - part.data_ptr() for at in itertools.product(range(3), range(32), range(heads))
+        }
+        assert len(distances) == 3 * 32 * heads
+        assert part.data_ptr() % 128 == 0 and all(distance % 128 == 0 for distance in distances)
+
+
+def test_scales_of_a_row_are_in_one_line():
+    """Of all heads, behind the numbers, and inside the row."""
+    layer = bound(3, rows(block=32, heads=2, width=256, form=INT8))
+    stored, base = views(layer.kv_cache, INT8, 256), layer.host_memory.cpu.data_ptr()
+    for block, token in itertools.product(range(3), range(32)):
+        row = base + (block * 32 + token) * 1152
+        found = [scales[block, token, head].data_ptr() for head in range(2) for scales in stored[2:]]
+        assert found == [row + 1024 + 4 * n for n in range(4)]

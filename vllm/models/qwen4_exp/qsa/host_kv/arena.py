@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .copy_rows import copy_rows
-from .spec import LINE
+from .lines import LINE
 
 _ARENAS: dict[torch.device, "Arena"] = {}
 

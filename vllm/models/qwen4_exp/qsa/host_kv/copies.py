@@ -4,9 +4,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from .layer import HostKVLayer
+from .lines import whole_rows
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -57,6 +56,7 @@ def new_blocks(scheduler_output: "SchedulerOutput", group_id: int) -> set[int]:
 def copy_rows(layers: Sequence[HostKVLayer], pairs: Sequence[tuple[int, int]]) -> None:
     """Copy all rows of ``(source, target)`` blocks, in order with the kernels of this step."""
     for layer in layers:
-        blocks: torch.Tensor = layer.kv_cache
+        # With what pads the rows, in one run of memory: a copy without it would go row by row.
+        blocks = whole_rows(layer.kv_cache)
         for source, target in pairs:
             blocks[target].copy_(blocks[source])

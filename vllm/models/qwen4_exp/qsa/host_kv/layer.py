@@ -4,25 +4,20 @@
 vLLM hands each layer a view of the GPU's cache, one entry per block. A layer with rows in
 host memory gets the place that ``spec.py`` asked for, takes from it how many blocks there
 are, and allocates rows for as many: ``[blocks, kv_heads, block_size, content]`` like any
-other cache, with the row of a token together in memory. Kernels that write rows and read
-selected ones then work on it unchanged, over PCIe where it is a view.
+other cache, with the row of a token together in memory, in whole lines (``lines.py``). Kernels
+that write rows and read selected ones then work on it unchanged, over PCIe where it is a view.
 """
-
-from typing import TYPE_CHECKING
 
 import torch
 
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import KVCacheTensor, create_kv_cache_views
-from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.kv_cache_interface import compute_layer_kv_cache_shape_bytes
 
 from ..formats import kv_format
 from .impl import HostKVImpl
+from .lines import by_head
 from .memory import GIB, HostMemory
 from .spec import HostRows
-
-if TYPE_CHECKING:
-    from vllm.v1.kv_cache_interface import KVCacheSpec
 
 logger = init_logger(__name__)
 
@@ -56,7 +51,7 @@ class HostKVLayer:
         blocks, rows = kv_cache.shape[0], self.host_rows
         size = blocks * rows.rows.block_size * rows.row_bytes
         self.host_memory = HostMemory(size, kv_cache.device, self.layer_name)
-        self.kv_cache = rows_view(self.host_memory.view, rows.rows, blocks)
+        self.kv_cache = rows_view(self.host_memory.view, rows, blocks)
         logger.info(
             "K/V of %s: %d blocks of %d rows of %d bytes in host memory, %.2f GiB.",
             self.layer_name,
@@ -67,8 +62,8 @@ class HostKVLayer:
         )
 
 
-def rows_view(raw: torch.Tensor, rows: "KVCacheSpec", blocks: int) -> torch.Tensor:
-    """``[blocks, kv_heads, block_size, content]`` over bytes in which all heads of a token lie together."""
-    size = rows.page_size_bytes
-    tensor = KVCacheTensor(size=blocks * size, layers=[""], layer_stride=blocks * size, block_stride=size)
-    return create_kv_cache_views(raw.view(torch.int8), rows, blocks, KVCacheLayout.LBNHC, tensor)[0]
+def rows_view(raw: torch.Tensor, rows: HostRows, blocks: int) -> torch.Tensor:
+    """``[blocks, kv_heads, block_size, content]`` over the bytes of ``raw``, where all heads of a token lie together."""
+    _, heads, size, content = compute_layer_kv_cache_shape_bytes(rows.rows, blocks)
+    dtype = rows.rows.dtype
+    return by_head(raw.view(blocks, size, rows.row_bytes), heads, content // dtype.itemsize, dtype)

@@ -13,6 +13,7 @@ from ..formats import KVFormat, views
 from ..state import State
 from .arena import Arena
 from .attend import attend, finish
+from .lines import by_head, whole_rows
 from .union import edges_of_sections, union_of
 
 
@@ -67,11 +68,11 @@ def prompt_attention(
 
     """
     blocks, kv_heads, block_size, content = kv_cache.shape
-    group_bytes = ratio * kv_heads * content * form.dtype.itemsize
-    halves = arena.halves(group_bytes)
-    pool, groups = blocks * block_size // ratio, halves.shape[1]
-    host = kv_cache.transpose(1, 2).reshape(pool, -1).view(torch.uint8)
-    assert host.data_ptr() == kv_cache.data_ptr(), "rows of a token have to lie together"
+    host = whole_rows(kv_cache)
+    row_bytes, pool = host.shape[2], blocks * block_size // ratio
+    host = host.view(pool, ratio * row_bytes)
+    halves = arena.halves(ratio * row_bytes)
+    groups = halves.shape[1]
     count = section_bound(q.shape[0], selected.shape[1] - 1, contexts, blocks * block_size, ratio, groups)
     union = union_of(selected, block_table, token_to_req, block_size, pool, count * groups, ratio)
     if q.device.type == "cpu":
@@ -82,7 +83,7 @@ def prompt_attention(
     section = groups * ratio
     table = torch.arange(-(-pool // groups), dtype=torch.int32, device=q.device).remainder_(2).unsqueeze(0)
     zeros = torch.zeros(q.shape[0], dtype=torch.int32, device=q.device)
-    rows = views(halves.view(form.dtype).view(2, section, kv_heads, content).transpose(1, 2), form, q.shape[-1])
+    rows = views(by_head(halves.view(2, section, row_bytes), kv_heads, content, form.dtype), form, q.shape[-1])
     edges = edges_of_sections(union.numbers, section, count)
     state = State.empty(*q.shape, q.device)
     for index in arena.sections(host, union.groups, union.size, count):

@@ -17,14 +17,13 @@ from vllm.config.qsa import offloads_kv
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, replace_as
 
 from .errors import KVOffloadRefused
+from .lines import LINE, whole_lines
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 # Keeps the pages behind it on the alignment that wide loads want.
 PLACE_BYTES = 16
-# Halves of an arena are whole cache lines.
-LINE = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,7 @@ class HostKVSpec(FullAttentionSpec):
     """Full attention whose rows are in host memory: a place in the block pool and no more."""
 
     row_bytes: int
-    """Host memory of one token in this layer: K and V of its heads, with scales."""
+    """Host memory of one token in this layer: K and V of its heads, with scales, in whole lines."""
 
     @property
     def host_page_bytes(self) -> int:
@@ -83,5 +82,5 @@ class HostRows:
 
     @property
     def row_bytes(self) -> int:
-        """One token, all K/V heads of this rank."""
-        return replace(self.rows, page_size_padded=None).page_size_bytes // self.rows.block_size
+        """One token, all K/V heads of this rank, padded to whole lines."""
+        return whole_lines(replace(self.rows, page_size_padded=None).page_size_bytes // self.rows.block_size)
