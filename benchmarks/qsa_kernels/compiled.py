@@ -3,6 +3,7 @@
     python -m benchmarks.qsa_kernels.compiled --out docs/ampere-multigpu/benches/qsa-compiled.json
     python -m benchmarks.qsa_kernels.compiled --table --out FILE     only what tiles.py names
     python -m benchmarks.qsa_kernels.compiled --wide --table --out FILE     in pools with farther rows
+    python -m benchmarks.qsa_kernels.compiled --host --table --out FILE     of rows as they lie in host memory
 
 Triton makes code for any target; cuobjdump, which comes with it, reports registers and stack, and nvdisasm the
 instructions of the loop over tiles.  Counted is the loop's one large block: instructions that a warp issues for
@@ -39,6 +40,7 @@ from benchmarks import record  # noqa: E402
 from benchmarks.qsa_kernels.geometry import published  # noqa: E402
 from vllm.models.qwen4_exp.qsa import joining, kernels, places  # noqa: E402
 from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, KVFormat, views  # noqa: E402
+from vllm.models.qwen4_exp.qsa.host_kv.lines import by_head, whole_lines  # noqa: E402
 from vllm.models.qwen4_exp.qsa.launch import Layout, rows_of  # noqa: E402
 from vllm.models.qwen4_exp.qsa.tiles import TILES, Tile  # noqa: E402
 
@@ -67,15 +69,21 @@ _FLOATS = ("score_scale", "value_scale")
 _ROUND = ("q_row", "q_head", "gate_row", "gate_head", "out_row", "out_head")
 
 
-def layout(form: KVFormat, dim: int, kv_heads: int, wide: bool) -> Layout:
-    """Of a cache as vLLM binds it, heads inside a token, blocks one after the other; ``wide``: with places of farther ones."""
-    cache = torch.empty(2, BLOCK_SIZE, kv_heads, form.content(dim), dtype=form.dtype).transpose(1, 2)
+def layout(form: KVFormat, dim: int, kv_heads: int, wide: bool, host: bool) -> Layout:
+    """Of a cache with heads inside a token and blocks one after the other, as vLLM binds it.
+
+    ``wide``: with places of farther rows; ``host``: rows padded as in host memory, and in the arena.
+    """
+    content = form.content(dim)
+    size = kv_heads * form.token_bytes(dim)
+    rows = torch.empty(2, BLOCK_SIZE, whole_lines(size) if host else size, dtype=torch.uint8)
+    cache = by_head(rows, kv_heads, content, form.dtype)
     found = rows_of(*views(cache, form, dim)).layout
     return found._replace(within_bits=BLOCK_SIZE.bit_length() if wide else 0)
 
 
 def arguments(
-    kind: str, form: KVFormat, tile: Tile, stages: int, wide: bool
+    kind: str, form: KVFormat, tile: Tile, stages: int, wide: bool, host: bool
 ) -> tuple[dict[str, str], dict[str, object]]:
     """Types of a kernel's arguments, and the values of those that are compiled in."""
     shape = published()
@@ -86,7 +94,7 @@ def arguments(
         "place": {"section"},
     }.get(kind, set())
     sizes = {
-        "FORM": form.name, "LAYOUT": layout(form, shape.dim, shape.kv_heads, wide), "WIDTH": shape.width,
+        "FORM": form.name, "LAYOUT": layout(form, shape.dim, shape.kv_heads, wide, host), "WIDTH": shape.width,
         "GROUP": shape.group, "BLOCK_M": 16, "DIM": shape.dim, "BLOCK_N": tile.block_n, "SPLIT": tile.split,
         "STAGES": stages, "PLACES": 2208, "BLOCK": places.BLOCK, "SPLITS": -(-shape.width // tile.split),
         "LANES": 1 << (-(-shape.width // tile.split) - 1).bit_length(), "PART": joining.PART, "HEADS": shape.heads,
@@ -105,12 +113,12 @@ def arguments(
     return types, constants
 
 
-def measure(kind: str, form: KVFormat, arch: int, tile: Tile, wide: bool = False) -> dict:
+def measure(kind: str, form: KVFormat, arch: int, tile: Tile, wide: bool = False, host: bool = False) -> dict:
     """Compile one kernel; resources, and instructions of the loop by kind."""
     function = (KERNELS | ENDS)[kind]
     warps = WARPS.get(kind, tile.warps)
     stages = tile.decode_stages if kind == "decode" else tile.prefill_stages
-    types, constants = arguments(kind, form, tile, stages, wide)
+    types, constants = arguments(kind, form, tile, stages, wide, host)
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(function.arg_names)
@@ -121,7 +129,7 @@ def measure(kind: str, form: KVFormat, arch: int, tile: Tile, wide: bool = False
         options["maxnreg"] = tile.registers
     made = triton.compile(ASTSource(function, types, constants, aligned), GPUTarget("cuda", arch, 32), options)
     return {
-        "kernel": kind, "format": form.name, "wide": wide, "arch": arch, "block_n": tile.block_n, "split": tile.split,
+        "kernel": kind, "format": form.name, "wide": wide, "host": host, "arch": arch, "block_n": tile.block_n, "split": tile.split,
         "warps": warps, "stages": stages, "limited": kind in KERNELS and tile.registers is not None, "shared": made.metadata.shared, **_assembled(made.asm["cubin"]),
     }  # fmt: skip
 
@@ -169,19 +177,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--table", action="store_true", help="the tiles in use only, every kernel")
     parser.add_argument("--wide", action="store_true", help="layouts whose farthest row no int32 counts")
+    parser.add_argument(
+        "--host", action="store_true", help="rows as host memory and the arena have them, in whole lines"
+    )
+    parser.add_argument("--formats", nargs="+", choices=[form.name for form in FORMATS])
     parser.add_argument("--arch", type=int, nargs="+", choices=ARCHS, default=ARCHS)
     parser.add_argument("--kernels", nargs="+", choices=(*KERNELS, *ENDS), default=(*KERNELS, *ENDS))
     args = parser.parse_args(argv)
-    kinds = {**dict.fromkeys(KERNELS, FORMATS), **dict.fromkeys(ENDS, (BF16,))}
+    some = [form for form in FORMATS if form.name in (args.formats or [form.name])]
+    kinds = {**dict.fromkeys(KERNELS, some), **dict.fromkeys(ENDS, (BF16,))}
     jobs = [
         (kind, form, arch, TILES[arch, form]) for kind in args.kernels for form in kinds[kind] for arch in args.arch
     ]
     if not args.table:
         # On the card with the least room.
-        jobs += [("prefill", form, 86, tile) for form in FORMATS for tile in candidates()]
+        jobs += [("prefill", form, 86, tile) for form in some for tile in candidates()]
     samples = []
     for job in jobs:
-        samples.append(measure(*job, args.wide) | {"in_use": job[3] is TILES[job[2], job[1]]})
+        samples.append(measure(*job, args.wide, args.host) | {"in_use": job[3] is TILES[job[2], job[1]]})
         print(samples[-1], flush=True)
     used = [sample for sample in samples if sample["in_use"]]
     room = max(sample["shared"] / SHARED_LIMIT[sample["arch"]] for sample in used)

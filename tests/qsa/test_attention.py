@@ -12,6 +12,7 @@ import torch
 from vllm.models.qwen4_exp.qsa import joining, launch, reference
 from vllm.models.qwen4_exp.qsa.attention import sparse_paged_attention
 from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, KVViews, views
+from vllm.models.qwen4_exp.qsa.host_kv.lines import by_head, whole_lines
 from vllm.models.qwen4_exp.qsa.launch import WrongInput, rows_of
 from vllm.models.qwen4_exp.qsa.tiles import Tile
 
@@ -174,6 +175,7 @@ def test_a_layer_of_a_shared_pool(form, prefill):
     pool[:, 4:-8] = bytes_
     made.cache = pool[:, 4:-8].view(form.dtype).view(made.cache.shape)
     assert made.cache.data_ptr() % 16
+    assert not rows_of(*views(made.cache, form, 64)).layout.paired_scales, "a start of 4 and more, by 8"
     assert torch.equal(made.call(sparse_paged_attention, prefill), whole)
 
 
@@ -184,6 +186,9 @@ def elsewhere(made, order: str) -> KVViews:
     cache = torch.full((blocks, size, heads, content), -1, dtype=torch.int8)
     if order == "heads inside tokens":
         moved = views(cache.transpose(1, 2), INT8, dim)
+    elif order == "in whole lines":  # of host memory
+        rows = torch.full((blocks, size, whole_lines(heads * content)), -1, dtype=torch.uint8)
+        moved = views(by_head(rows, heads, content, torch.int8), INT8, dim)
     else:  # upstream's, each scale behind its row
         half = content // 2
         scales = (cache[..., at : at + 4].view(torch.float32).squeeze(-1) for at in (dim, half + dim))
@@ -193,18 +198,29 @@ def elsewhere(made, order: str) -> KVViews:
     return moved
 
 
-@pytest.mark.parametrize("order", ["heads inside tokens", "upstream's"])
+@pytest.mark.parametrize("order", ["heads inside tokens", "in whole lines", "upstream's"])
 @pytest.mark.parametrize("prefill", [False, True])
 def test_results_do_not_depend_on_where_int8_rows_lie(order, prefill):
     made = scene(INT8, [35, 5, WIDTH], width=WIDTH)
     want = made.call(sparse_paged_attention, prefill)
     keys, values, key_scales, value_scales = elsewhere(made, order)
+    paired = rows_of(keys, values, key_scales, value_scales).layout.paired_scales
+    assert paired == (order != "upstream's"), "both scales by one load"
     assert keys.stride() != views(made.cache, INT8, 64).keys.stride()
     got = sparse_paged_attention(
         made.q, keys, values, *made.paged[2:], torch.full_like(made.q, torch.nan), output_gate=made.gate,
         key_scales=key_scales, value_scales=value_scales, prefill=prefill,
     )  # fmt: skip
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("start, stride, paired", [(0, 0, True), (8, 24, True), (4, 0, False), (0, 4, False)])
+def test_scales_are_read_together_where_8_bytes_are_aligned(start, stride, paired):
+    """A layer that begins so many bytes into a block, and blocks so much farther apart than they have bytes."""
+    size = 2 * 16 * INT8.content(64)
+    pool = torch.zeros(3, size + stride + 16, dtype=torch.int8).view(-1)
+    cache = pool[start:].as_strided((3, 2, 16, INT8.content(64)), (size + stride, 136, 272, 1))
+    assert rows_of(*views(cache, INT8, 64)).layout.paired_scales == paired
 
 
 def test_offsets_beyond_32_bits():

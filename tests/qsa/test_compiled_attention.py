@@ -23,9 +23,9 @@ def compiled(tmp_path_factory):
     far = ("decode", "prefill", "section", "place")
     for archs, kinds, options in (
         ((80, 89), BOTH, ()), ((90,), BOTH, ()), ((86,), (*BOTH, "section", "join", "finish", "place"), ()),
-        ((86,), far, ("--wide",)),
+        ((86,), far, ("--wide",)), ((86, 90), ("decode",), ("--host", "--formats", "int8")),
     ):  # fmt: skip
-        out = folder / f"qsa-{archs[0]}{''.join(options)}.json"
+        out = folder / f"qsa-{archs[0]}{''.join(options[:1])}.json"
         command = [sys.executable, "-m", "benchmarks.qsa_kernels.compiled", "--table", "--out", str(out)]
         command += ["--arch", *map(str, archs), "--kernels", *kinds, *options]
         jobs.append(
@@ -40,16 +40,18 @@ def compiled(tmp_path_factory):
 
 def test_every_kernel_compiles_for_every_card(compiled):
     made = {
-        wide: {(sample["kernel"], sample["format"], sample["arch"]) for sample in compiled if sample["wide"] == wide}
-        for wide in (False, True)
+        which: {(s["kernel"], s["format"], s["arch"]) for s in compiled if (s["wide"], s["host"]) == which}
+        for which in ((False, False), (True, False), (False, True))
     }
     expected = {(kind, form.name, arch) for kind in ("decode", "prefill") for form, arch in formats_and_archs()}
     # The others on one card: prefill's kernel with a state to start from, and two without products.
     expected |= {("section", form.name, 86) for form in (BF16, FP8, INT8)}
-    assert made[False] == expected | {(kind, "bf16", 86) for kind in ("join", "finish", "place")}
+    assert made[False, False] == expected | {(kind, "bf16", 86) for kind in ("join", "finish", "place")}
     # Places of a large pool, on the card with the least room.
     far = {(kind, form.name, 86) for kind in (*BOTH, "section") for form in (BF16, FP8, INT8)}
-    assert made[True] == far | {("place", "bf16", 86)}
+    assert made[True, False] == far | {("place", "bf16", 86)}
+    # Rows of whole lines, as host memory has them.
+    assert made[False, True] == {("decode", "int8", 86), ("decode", "int8", 90)}
     assert {(arch, form) for form, arch in formats_and_archs()} == set(TILES)
 
 
@@ -73,8 +75,8 @@ def test_one_byte_rows_are_neither_loaded_nor_converted_one_by_one(compiled):
             # Integers that become fp32 are sums of products, one a head and column.
             scores = 16 * sample["block_n"] / lanes if sample["format"] == "int8" else 0
             assert loop["I2F"] <= scores and loop["I2FP"] <= scores and loop["PRMT"] <= 8
-            # Keys and values of a tile, by copies of 16 bytes a lane, and int8's scales.
-            assert loop["LDGSTS"] == sample["block_n"] * 512 / 16 / lanes + (2 if sample["format"] == "int8" else 0)
+            # Keys and values of a tile, by copies of 16 bytes a lane, and int8's scales, both by one.
+            assert loop["LDGSTS"] == sample["block_n"] * 512 / 16 / lanes + (1 if sample["format"] == "int8" else 0)
             # And from shared memory 512 bytes at a time: 16 heads' queries and probabilities, by every warp, and rows.
             queries, p = 16 * 512, 16 * 2 * sample["block_n"]
             assert loop["LDSM"] * 512 == queries + p + 512 * sample["block_n"] / sample["warps"]

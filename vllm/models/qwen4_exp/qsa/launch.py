@@ -12,6 +12,7 @@ from .formats import BF16, FP8, INT8, KVFormat
 _ALIGNED = 16
 # Places, and distances between heads, that an int32 holds.
 _INT32 = 2**31
+_SCALE_BYTES = 4
 _BY_DTYPE = {form.dtype: form for form in (BF16, FP8, INT8)}
 
 
@@ -25,6 +26,7 @@ class Layout(NamedTuple):
     Those elements are bf16, or 32-bit words of four one-byte numbers; of scales, fp32.
     A token's row is ``unit * (block * block_units + place * token_units)`` after the first.
     ``*_head`` are strides, ``*_shift`` the distance from the aligned pointer that is passed to the first row.
+    ``paired_scales``: a value's scale is behind its key's, both on whole 8 bytes, so that one load has both.
     ``within_bits`` is 0 where an int32 holds that sum, and distances between heads.  In larger pools, whose rows are listed
     otherwise (``places.py``), it is how many bits a place in a block takes, one at least.
     """
@@ -38,6 +40,7 @@ class Layout(NamedTuple):
     value_head: int
     value_shift: int
     scale_head: int
+    paired_scales: bool
     within_bits: int
 
 
@@ -67,6 +70,15 @@ def _words(rows: torch.Tensor, what: str) -> tuple[torch.Tensor, int, list[int]]
         shift = 0
     base = words.as_strided((1,), (1,), words.storage_offset() - shift)
     return base, shift, [stride // step for stride in rows.stride()[:3]]
+
+
+def _paired(key_scales: torch.Tensor | None, value_scales: torch.Tensor | None) -> bool:
+    """Whether scales of one shape and strides lie as ``Layout.paired_scales`` says."""
+    if key_scales is None:
+        return False
+    steps = (key_scales.data_ptr() // _SCALE_BYTES, *key_scales.stride())
+    beside = value_scales.data_ptr() - key_scales.data_ptr() == _SCALE_BYTES
+    return beside and not any(step % 2 for step in steps)
 
 
 class Rows(NamedTuple):
@@ -110,7 +122,7 @@ def rows_of(
     require(not wide or keys.shape[0] <= most, f"blocks of {keys.shape[1]} tokens", f"{most} at most", keys.shape[0])
     layout = Layout(
         keys.shape[1], unit, strides[0] // unit, strides[1] // unit, strides[2], key_shift, value_strides[2],
-        value_shift, scale_head, within_bits,
+        value_shift, scale_head, _paired(key_scales, value_scales), within_bits,
     )  # fmt: skip
     return Rows(form, keys.shape[0], layout, key_base, value_base, key_scales, value_scales)
 

@@ -105,6 +105,18 @@ def load_values(base, offsets, valid, FORM: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
+def load_scales(keys, values, offsets, valid, LAYOUT: tl.constexpr):
+    """fp32 scales of keys and of values at ``offsets``; zeros where not ``valid``."""
+    if LAYOUT.paired_scales:
+        # One read of a line, and half the copies, where two would wait for host memory apart.
+        at = (keys + offsets).to(tl.pointer_type(tl.int64), bitcast=True)
+        both = tl.load(at, mask=valid, other=0)
+        return both.to(tl.int32).to(tl.float32, bitcast=True), (both >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    else:
+        return tl.load(keys + offsets, mask=valid, other=0.0), tl.load(values + offsets, mask=valid, other=0.0)
+
+
+@triton.jit
 def _pairs(base, offsets, valid, DIM: tl.constexpr):
     """int16 ``[n, DIM / 2]`` of two bytes each; keys and values in one shape, so that addresses are shared too."""
     at = (base.to(tl.pointer_type(tl.int16), bitcast=True) + tl.arange(0, DIM // 2))[None, :]

@@ -17,7 +17,7 @@ from vllm.triton_utils import tl, triton
 
 from . import state
 from .e4m3 import infinite_to_nan
-from .operands import exponent_of, load_keys, load_values, offset_of, products, unscale
+from .operands import exponent_of, load_keys, load_scales, load_values, offset_of, products, unscale
 from .places import row_at
 
 NOTHING = tl.constexpr(state.NOTHING)
@@ -91,13 +91,12 @@ def add_columns(
     scores = products(q, k, FORM)
     scaled = tl.broadcast_to(score_scale[:, None], scores.shape)
     if FORM == "int8":
-        at += kv_head * LAYOUT.scale_head
-        scores = scores * tl.load(key_scales + at, mask=valid, other=0.0)[None, :]
+        key_scale, value_scale = load_scales(key_scales, value_scales, at + kv_head * LAYOUT.scale_head, valid, LAYOUT)
+        scores = scores * key_scale[None, :]
     elif FORM == "fp8":
         scores = infinite_to_nan(scores)
     scores = tl.where(valid[None, :], scores, -float("inf"))
     if FORM == "int8":
-        value_scale = tl.load(value_scales + at, mask=valid, other=0.0)
         size = tl.broadcast_to(exponent_of(value_scale)[None, :], scores.shape)
         largest = tl.max(tl.math.fma(scores, scaled, size), axis=1)
     else:

@@ -13,5 +13,6 @@ preemption and aborts work as they do for rows on the GPU, and nothing has to be
     budget.py     as many blocks as host memory holds, or a refusal that says what is missing
     memory.py     host memory of an exact size, page-locked on a GPU
     layer.py      binds those rows to a layer as if they were its KV cache
+    lines.py      rows of whole lines, for as few reads over PCIe as their bytes fill
     copies.py     copy-on-write of host rows
 """
