@@ -2,7 +2,7 @@
 """Where listed tokens lie: the distance of a token's row from the first, in ``launch.Layout``'s units, as an int32.
 
 Of a pool in which an int32 does not hold that, it is the block and the place in it, side by side
-(``within_bits``).  On sm_86 a tile of an int8 prompt is 609 instructions then, instead of 550; distances
+(``within_bits``).  On sm_86 a tile of an int8 prompt is 613 instructions then, instead of 549; distances
 as int64 are a sixth more than that.
 
 A prompt's rows are read by a program for every K/V head, once as keys and once as values,
