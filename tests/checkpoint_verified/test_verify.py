@@ -145,6 +145,21 @@ class TestFlatFile:
             verify_checkpoint(self.served_from(config_of(tmp_path / "other"), flat))
         verify_checkpoint(self.served_from(config_of(tmp_path / "other", check="off"), flat))
 
+    def test_its_shards_may_have_made_room(self, model, flat, config_of):
+        """For whoever wrote the file, needs the space, and took them out of the index; whatever else is missing is not."""
+        index = json.loads((model / INDEX).read_text())
+        homes = index["weight_map"]
+        for file in sorted({home for name, home in homes.items() if TABLE in name}):
+            edit(model / file, lambda tensors: [tensors.pop(name) for name in [*tensors] if TABLE in name])
+        index["weight_map"] = {name: home for name, home in homes.items() if TABLE not in name}
+        (model / INDEX).write_text(json.dumps(index))
+        with pytest.raises(Finding, match="n-gram table is not in the files"):
+            verify_checkpoint(config_of(model))
+        verify_checkpoint(self.served_from(config_of(model), flat))
+        file_of(model, "layers.3.mlp")[0].unlink()
+        with pytest.raises(Finding, match="names a file that is not there: .*model-0000"):
+            verify_checkpoint(self.served_from(config_of(model), flat))
+
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_format_of_the_table_passes(intact, tmp_path, config_of, said, form):

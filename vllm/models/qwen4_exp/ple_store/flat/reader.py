@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..counters import Counters
-from ..errors import FlatTableOfOther, TableNotFound, UnfinishedFlatTable, WrongFlatTable
+from ..errors import FlatTableOfOther, MissingShard, TableNotFound, UnfinishedFlatTable, WrongFlatTable
 from ..formats import locate_table
 from ..gather import TableFiles
 from ..locate import TableShape
@@ -107,8 +107,8 @@ def _compare(path: Path, table: FlatTable, checkpoint: str, layer: str, shape: T
     """Compare a few rows with the checkpoint's, over files of their own: nothing of it is counted as serving."""
     try:
         stored = locate_table(checkpoint, layer, shape)
-    except TableNotFound:
-        # The shards may have made room for the file.
+    except (TableNotFound, MissingShard):
+        # The shards, or most of them, may have made room for the file.
         return
     wanted = FlatTable.of(stored, layer, shape.dim, {})
     if not wanted.same_table(table):
