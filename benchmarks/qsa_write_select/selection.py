@@ -13,7 +13,7 @@ from benchmarks.qsa_write_select import tried
 from benchmarks.qsa_write_select.timing import timed
 from vllm.models.qwen4_exp import qsa_workspace
 from vllm.models.qwen4_exp.nvidia.ops import qsa_indexer as upstream
-from vllm.models.qwen4_exp.qsa import score, select
+from vllm.models.qwen4_exp.qsa import score, select, unpaged
 from vllm.models.qwen4_exp.qsa.index_keys import rounded
 
 HEADS, WIDTH, RATIO = 4, 128, 4
@@ -176,7 +176,8 @@ def measure(
             for fields in times(scene, rate, tries):
                 yield row | fields
             for what, kinds in (("scores differ", None), ("40 scores", 40)):
-                case = made(rows=min(rows, 64), kinds=kinds)
+                # Rows enough for their keys to be copied, which `scores` reads in their pages.
+                case = made(rows=min(rows, unpaged.LEAST_ROWS), kinds=kinds)
                 checked = checks(case) | (upstream_checks(case) if upstream_reads(case) else {})
                 yield row | {"what": f"checks, {what}", "rows": case.rows} | checked
 

@@ -109,8 +109,9 @@ def test_every_batch_is_scored_in_that_buffer(monkeypatch, taken, megabytes):
             select.qsa_select_paged_prefill(q, cache, table, None, visible, BUDGET, RATIO, rows, out, CONTEXT)
         assert sum(count for _, count in parts) == rows
         assert [first for first, _ in parts] == list(range(0, rows, parts[0][1]))
-        # 227 rows fit (65,536 keys and a top for eight of them, 4 bytes each); 2,048 go in ten parts of equal size.
-        assert parts[0][1] == (1 if megabytes == "0" else 205)
+        # 227 rows fit (65,536 keys and a top for eight of them, 4 bytes each); 2,048 go in ten parts, of equal size or
+        # of whole tiles of a prompt's rows.
+        assert parts[0][1] == (1 if megabytes == "0" else 205 if requests == rows else 7 * 32)
     assert len(taken) == 1
 
 

@@ -13,8 +13,9 @@ from vllm.models.qwen4_exp.qsa import score
 ARCHS = (80, 86, 89, 90)
 #: A kernel that is compiled for every card with other constants.
 FEWER = {"fused, bf16": (86,), "rows, int8": (86, 90), "fused, int8, e4m3": (86, 90)}
+FEWER |= {"keys copied": (86,), "keys copied, e4m3": (86, 90)}
 #: A kernel that takes other warps on a card.
-WARPS = {(f"scores of a prompt{keys}", 90): {"warps": 4} for keys in ("", ", e4m3")}
+WARPS = {(f"scores of a {kind}{keys}", 90): {"warps": 4} for kind in ("prompt", "copy") for keys in ("", ", e4m3")}
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 PACKAGE = "vllm.models.qwen4_exp"
 SAMPLE = "vllm.v1.worker.gpu.sample"
@@ -42,6 +43,8 @@ SCORE = (
     )
     | integers("i32", "first_row num_rows page_table_width tiles")
 )
+COPY = {name: kind for name, kind in SCORE.items() if name.split("_")[0] in ("k", "page", "query", "visible")}
+COPY |= {"out_ptr": "*bf16"} | integers("I32", "stride_cache_page stride_cache_token stride_table stride_out")
 COUNT = {"logits_ptr": "*bf16", "counts_ptr": "*i32", "stride": "I32", "vocab_size": "I32"}
 SELECT = pointers("i32", "keys run_tops visible out") | integers("I32", "stride_keys stride_tops stride_out")
 FUSED = pointers("bf16", "qkv main_cos_sin q_weight k_weight query gate")
@@ -82,6 +85,12 @@ def cases() -> dict[str, dict]:
             SCORE_CONSTANTS | dict(QUERY_LEN=0, TILE_R=score._PROMPT_ROWS, STAGES=2, EVICTION=""),
             8,
         ),
+        "keys copied": (
+            "qsa.unpaged._copy_kernel",
+            COPY,
+            dict(PAGE=392, DIM=128, WIDTH=128, BUDGET=512, KEYS=64, AT_ONCE=1024),
+            4,
+        ),
         "512 of 2,048": ("qsa.select._select_kernel", SELECT, dict(RUN=8, BUDGET=512, RUNS=256, HELD=256), 1),
         "512 of 65,536": ("qsa.select._select_kernel", SELECT, dict(RUN=8, BUDGET=512, RUNS=8192, HELD=512), 4),
         "logits that are no numbers": (f"{SAMPLE}.damaged_logits._count_kernel", COUNT, dict(PART=8192), 4),
@@ -103,6 +112,19 @@ def cases() -> dict[str, dict]:
     ):
         kernel, bf16, *rest = found[name]
         found[f"{name}, e4m3"] = (kernel, bf16 | types, *rest)
+    found["keys copied, e4m3"] = (
+        found["keys copied"][0],
+        COPY | pointers("i32", "k_cache") | pointers("fp16", "out"),
+        *found["keys copied"][2:],
+    )
+    for keys, number in (("", "bf16"), (", e4m3", "fp16")):
+        kernel, types, constants, warps = found[f"scores of a prompt{keys}"]
+        found[f"scores of a copy{keys}"] = (
+            kernel,
+            types | pointers(number, "k_cache"),
+            constants | dict(PAGE=0, STAGES=score._COPY_STAGES),
+            warps,
+        )
     found["rows, int8"][1].update(pointers("i8", "keys values"))
     return {
         name: {
@@ -153,4 +175,4 @@ def test_decodes_and_prompts_multiply_alike(compiled, arch, keys):
         shapes = (i for i in compiled[name + keys, arch]["instructions"] if "k16" in i)
         return {i.split(".")[0] + "k" + i.split("k")[-1] for i in shapes}
 
-    assert depth("scores of a decode") == depth("scores of a prompt") != set()
+    assert depth("scores of a decode") == depth("scores of a prompt") == depth("scores of a copy") != set()

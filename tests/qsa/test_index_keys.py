@@ -11,7 +11,7 @@ from vllm.models.qwen4_exp.compact_kv.choice import Kernels
 from vllm.models.qwen4_exp.cpu import qsa as twin
 from vllm.models.qwen4_exp.nvidia import model  # noqa: F401  before its parts: they import each other
 from vllm.models.qwen4_exp.nvidia.ops import qsa as upstream
-from vllm.models.qwen4_exp.qsa import index_keys, score
+from vllm.models.qwen4_exp.qsa import index_keys, score, unpaged
 from vllm.models.qwen4_exp.qsa.e4m3 import SCALE
 from vllm.models.qwen4_exp.qsa.formats import kv_format
 from vllm.triton_utils import tl, triton
@@ -22,8 +22,11 @@ NUMBERS = torch.tensor([by_definition(code) for code in range(256)])
 WIDTH, PAGE, MOST = 36, 8, 0x7FFFFFFE
 
 
-def scored(q: torch.Tensor, keys: torch.Tensor, as_prompt: bool) -> torch.Tensor:
-    """Scores ``[rows, keys]`` of one request by the kernel, NaN where they are none.  Pages lie in reverse, apart."""
+def scored(q: torch.Tensor, keys: torch.Tensor, as_prompt: bool, copied: bool = False) -> torch.Tensor:
+    """Scores ``[rows, keys]`` of one request by the kernel, NaN where they are none.  Pages lie in reverse, apart.
+
+    ``copied``: the keys are copied out of their pages first, into numbers that are none.
+    """
     groups = len(keys)
     cache = torch.full((2 * groups // PAGE, PAGE, 1, WIDTH), 0x7F, dtype=torch.uint8)
     table = torch.arange(2 * groups // PAGE - 1, 0, -2, dtype=torch.int32).unsqueeze(0)
@@ -33,9 +36,11 @@ def scored(q: torch.Tensor, keys: torch.Tensor, as_prompt: bool) -> torch.Tensor
     ordered = torch.full((len(q), columns), -7, dtype=torch.int32)
     tops = torch.empty(len(q), columns // score.RUN, dtype=torch.int32)
     starts = torch.tensor([0, len(q)], dtype=torch.int32) if as_prompt else None
-    score.score_groups(
-        q, cache.view(E4M3), table, starts, 0 if as_prompt else len(q), len(q), visible, 0, 0, ordered, tops
-    )
+    cache = cache.view(E4M3)
+    if copied:
+        space = torch.full((unpaged.copy_words(1, columns, WIDTH),), -1, dtype=torch.int32)
+        cache = unpaged.unpaged(cache, table, starts, visible, columns, 0, space)
+    score.score_groups(q, cache, table, starts, 0 if as_prompt else len(q), len(q), visible, 0, 0, ordered, tops)
     found = ordered[:, :groups]
     return torch.where(found == MOST, torch.nan, found.view(torch.float32)) / SCALE**2
 
@@ -46,8 +51,10 @@ def random_numbers(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")
-@pytest.mark.parametrize("as_prompt", [False, True], ids=["decode", "prompt"])
-def test_every_code_of_a_key_in_a_score(as_prompt):
+@pytest.mark.parametrize(
+    ("as_prompt", "copied"), [(False, False), (True, False), (True, True)], ids=["decode", "prompt", "copied"]
+)
+def test_every_code_of_a_key_in_a_score(as_prompt, copied):
     """In every byte of a word and in the last word, beside other numbers times zero: its size, from two heads."""
     torch.manual_seed(0)
     dims = [0, 1, 2, 3, WIDTH - 1]
@@ -55,30 +62,32 @@ def test_every_code_of_a_key_in_a_score(as_prompt):
     for number, dim in enumerate(dims):
         keys.view(torch.uint8)[number * 256 : (number + 1) * 256, dim] = ALL
         q[number, 0, dim], q[number, 1, dim] = 1.0, -1.0
-    got = torch.cat([scored(q[i : i + 1], keys[256 * i : 256 * i + 256], as_prompt) for i in range(len(dims))])
+    got = torch.cat([scored(q[i : i + 1], keys[256 * i : 256 * i + 256], as_prompt, copied) for i in range(len(dims))])
     torch.testing.assert_close(got, NUMBERS.abs().expand_as(got), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")
-def test_every_code_of_a_query_in_a_score():
+@pytest.mark.parametrize("copied", [False, True], ids=["paged", "copied"])
+def test_every_code_of_a_query_in_a_score(copied):
     """64 rows a tile and heads that are padded: none sees another's codes."""
     keys, q = torch.zeros(PAGE, WIDTH).to(E4M3), torch.zeros(256, 3, WIDTH).to(E4M3)
     keys[3, WIDTH - 2] = 0.5
     q.view(torch.uint8)[:, 1, WIDTH - 2] = ALL
-    got = scored(q, keys, as_prompt=True)
+    got = scored(q, keys, as_prompt=True, copied=copied)
     torch.testing.assert_close(got[:, 3], NUMBERS.clamp(min=0) / 2, rtol=0, atol=0, equal_nan=True)
     damaged = got.isnan().all(1)
     assert set(damaged.nonzero().flatten().tolist()) == NANS and not got[~damaged][:, :3].any()
 
 
+@pytest.mark.parametrize("copied", [False, True], ids=["paged", "copied"])
 @pytest.mark.parametrize("heads", [1, 3, 4])
-def test_scores_are_those_of_the_definition(heads):
+def test_scores_are_those_of_the_definition(heads, copied):
     """Random numbers of all sizes; the kernel sums even dimensions before odd ones, in fp32."""
     torch.manual_seed(1)
     keys, q = random_numbers(72, WIDTH), random_numbers(5, heads, WIDTH)
     parts = torch.relu(q.double() @ keys.double().T).sum(1)
     sizes = (q.double().abs() @ keys.double().abs().T).sum(1)
-    got = scored(q, keys, as_prompt=True)
+    got = scored(q, keys, as_prompt=True, copied=copied)
     assert ((got - parts).abs() <= WIDTH * 2**-24 * sizes).all()
 
 

@@ -12,7 +12,7 @@ import torch
 from tests.cpu.qsa_inputs import Batch, nan_pages
 from vllm.models.qwen4_exp import qsa_workspace
 from vllm.models.qwen4_exp.cpu import qsa as twin
-from vllm.models.qwen4_exp.qsa import score, select
+from vllm.models.qwen4_exp.qsa import score, select, unpaged
 
 HEADS, WIDTH, PAGE, RATIO = 4, 32, 4, 4
 CPU = torch.device("cpu")
@@ -113,6 +113,79 @@ def test_prefill(module, kinds, keep, dtype):
     """Uneven requests; 2 of up to 5 runs and 16 of 80 groups, so that both levels rank."""
     case = Case([320, 3, 17, 70], [13, 3, 17, 1], kinds, dtype)
     assert torch.equal(case.prefill(module, keep), case.by_rank(keep))
+
+
+@pytest.fixture
+def copies(monkeypatch, work_space) -> list[torch.Tensor]:
+    """A work space with room for copies of keys, which any prompt makes; what they are."""
+    work_space(1 << 15)
+    made: list[torch.Tensor] = []
+    monkeypatch.setattr(unpaged, "LEAST_ROWS", 1)
+    monkeypatch.setattr(select, "unpaged", lambda *args: made.append(unpaged.unpaged(*args)) or made[-1])
+    return made
+
+
+@DTYPES
+@pytest.mark.parametrize("kinds", [None, 3], ids=["scores differ", "three scores"])
+def test_a_prompt_whose_keys_are_copied(copies, monkeypatch, dtype, kinds):
+    """Uneven requests, one that sees no more than the budget, one whose rows are read in three parts."""
+    monkeypatch.setattr(unpaged, "_VISIBLE_AT_ONCE", 8)
+    case = Case([320, 3, 37, 170], [19, 3, 17, 1], kinds, dtype)
+    assert torch.equal(case.prefill(select, 9), case.by_rank(9))
+    assert [copy.shape for copy in copies] == [(4, 128, WIDTH)]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("dtype, damages", [(torch.bfloat16, (torch.nan, torch.inf)), (E4M3, (torch.nan, -torch.nan))])
+def test_damage_in_copied_keys(copies, dtype, damages):
+    """A damaged group is selected by every row that sees it, a damaged query selects the first; other rows do not change."""
+    case = Case([320], [20], dtype=dtype)
+    case.q[..., 3] = 1.0
+    want = case.by_rank(4)
+    for damage in damages:
+        slot = case.batch.slot(0, 76, PAGE)
+        sound = case.cache.clone()
+        case.cache[slot // PAGE, slot % PAGE, 0, 3] = damage
+        case.q[19, 2, 5] = torch.nan
+        got = case.prefill(select, 4)
+        seen = case.batch.visible > 76
+        assert (got == 76).any(1)[:19].tolist() == seen[:19].tolist() == [False] * 7 + [True] * 12
+        assert torch.equal(got[~seen], want[~seen])
+        assert got[19].tolist() == [0, 1, 2, 3]
+        case.cache, case.q[19, 2, 5] = sound, 0.0
+    assert len(copies) == len(damages)
+
+
+def test_a_copy_stays_in_its_part():
+    """Of requests that rank: what their rows see, and nothing behind it."""
+    case = Case([320, 12, 90], [5, 2, 3])
+    b = case.batch
+    words = unpaged.copy_words(3, 128, WIDTH)
+    space = torch.full((words + 8,), -7, dtype=torch.int32)
+    copy = unpaged.unpaged(case.cache, b.block_table, b.query_start_loc + 6, b.visible, 128, 5, space)
+    assert (space[words:] == -7).all()
+    untouched = copy.view(torch.int32) == -7
+    for request, written in enumerate((80, 0, 22)):
+        keys = [case.cache[divmod(b.slot(request, group, PAGE), PAGE)][0] for group in range(written)]
+        assert not written or torch.equal(copy[request, :written], torch.stack(keys))
+        assert untouched[request, written:].all()
+
+
+def test_when_keys_are_copied():
+    """128 rows of each request on average, and half of the work space."""
+    words = unpaged.copy_words(2, 65536, 128)
+    assert words == 2 * 65536 * 128 // 2
+    assert unpaged.pays(256, 2, 65536, 128, 2 * words)
+    assert not unpaged.pays(255, 2, 65536, 128, 2 * words)
+    assert not unpaged.pays(256, 2, 65536, 128, 2 * words - 1)
+
+
+@pytest.mark.parametrize(
+    "rows, most, query_len, step",
+    [(2048, 181, 0, 160), (2048, 853, 0, 704), (7, 181, 0, 32), (40, 31, 0, 20), (9, 4, 1, 3)],
+)
+def test_launches_are_of_whole_tiles(rows, most, query_len, step):
+    assert score.rows_at_once(rows, most, query_len) == step
 
 
 @MODULES
@@ -261,7 +334,12 @@ def test_parts_are_of_one_size(monkeypatch, work_space):
 def test_warm_up_reads_nothing(dtype):
     cache = nan_pages(2, PAGE, 1, WIDTH).to(dtype)
     table = torch.full((3, 200), 10**6, dtype=torch.int32)
-    assert select.warm_up(cache, table, HEADS, 20, RATIO, 2) == ["decode of 1", "decode of 2", "prefill of 800 groups"]
+    assert select.warm_up(cache, table, HEADS, 20, RATIO, 2) == [
+        "decode of 1",
+        "decode of 2",
+        "prefill of 800 groups",
+        "prefill of 128 rows",
+    ]
 
 
 def test_warm_up_compiles_every_power_of_two(work_space):
@@ -269,6 +347,6 @@ def test_warm_up_compiles_every_power_of_two(work_space):
     table = torch.full((1, 2500), 10**6, dtype=torch.int32)
     compiled = select.warm_up(nan_pages(2, PAGE, 1, WIDTH), table, HEADS, 20, RATIO, 1)
     widths = (10_000, 8192, 4096, 2048)
-    assert compiled == ["decode of 1"] + [f"prefill of {n} groups" for n in widths]
+    assert compiled == ["decode of 1"] + [f"prefill of {n} groups" for n in widths] + ["prefill of 128 rows"]
     shapes = [select._shape(columns, 5) for columns in range(1, 10_001)]
     assert [select._shape(n, 5) for n in reversed(widths)] == [s for i, s in enumerate(shapes) if s not in shapes[:i]]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 VARIABLE = "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"
-# 227 rows of a context of 262,144 tokens: enough to fill any card, at an eighth of upstream's size.
+# 170 rows of a context of 262,144 tokens beside a copy of its keys: enough to fill any card, at an eighth of upstream's size.
 DEFAULT_MB = 64
 _SCORE_BYTES = 4
 

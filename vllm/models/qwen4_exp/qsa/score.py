@@ -14,6 +14,10 @@ a row scores the same in either.
 Keys and queries are bf16, or both e4m3 (``index_keys.py``).  The latter are read four to a
 word and become fp16 exactly, even and odd dimensions apart, and each times 144: that
 factor, the same for all scores, stays in them.
+
+Of a prompt, keys may come copied out of their pages (``unpaged.py``): the same numbers in the
+same order, so that scores are the same bits, and nothing but copies, products and stores is
+left in the loop.
 """
 
 import torch
@@ -22,7 +26,7 @@ from vllm.platforms import current_platform
 from vllm.triton_utils import tl, triton
 
 from .e4m3 import infinite_to_nan
-from .index_keys import halves, words
+from .index_keys import halves, in_halves, words
 
 BLOCK_N = 64
 # Columns that share a top. For n columns and a budget of b the selection holds n / RUN tops, then b * RUN columns: of
@@ -35,10 +39,17 @@ _PROMPT_ROWS = 32
 # A program of a decode takes one key tile, more where there would be more programs than this.  Most find nothing to do
 # where block tables have room for more than the context.
 _DECODE_PROGRAMS = 16384
-# One of a prompt, which first reads 32 KiB of q, takes up to so many, fewer where there would be fewer programs.  Of 8
-# the same rows take 1.08 times as long.
-_PROMPT_TILES = 16
+# Of e4m3, whose queries a program has to decode first: of 16,384 programs, 8 requests of 250,000 tokens take 40.7 instead
+# of 36.9 us. In bf16 they take 48.1, and 49.3 of so few.
+_DECODE_PROGRAMS_E4M3 = 4096
+# One of a prompt, which first reads 32 KiB of q, takes up to so many, fewer where there would be fewer programs.  Of 16,
+# 2,048 rows at 65,536 tokens take 343 instead of 298 us: a few programs more than an H200 runs at once.
+_PROMPT_TILES = 32
 _PROMPT_PROGRAMS = 256
+# With 2 the next tile is asked for after this one's scores are stored, and nothing hides its way. With 3 it is on its way
+# during all of that, if its address is known by then: not of keys in pages.
+_PROMPT_STAGES = 2
+_COPY_STAGES = 3
 # Keys of a decode's tile. With one tile a program there is nothing to load ahead.
 _DECODE_KEYS = BLOCK_N
 _DECODE_STAGES = 1
@@ -49,16 +60,30 @@ _MOST = tl.constexpr(0x7FFFFFFE)
 
 
 @triton.jit
-def _load_queries(base, there, DIM: tl.constexpr):
-    """The queries at ``base``, ``[width, lanes]``; zeros where not ``there``.  Two halves of the width from words."""
+def _load_queries(base, there, DIM: tl.constexpr, WHOLE: tl.constexpr):
+    """The queries at ``base``, ``[width, lanes]``; zeros where not ``there``.  Two halves of the width from words.
+
+    ``WHOLE``: those one after the other in one, as ``unpaged.py`` has keys.
+    """
     if base.dtype.element_ty == tl.int32:
         word = tl.arange(0, triton.next_power_of_2(DIM // 4))
         at = base[:, None] + word[None, :]
-        even, odd = halves(tl.load(at, mask=there[:, None] & (word < DIM // 4)[None, :], other=0))
-        return tl.trans(even), tl.trans(odd)
+        codes = tl.load(at, mask=there[:, None] & (word < DIM // 4)[None, :], other=0)
+        if WHOLE:
+            return (tl.trans(in_halves(codes)),)
+        else:
+            even, odd = halves(codes)
+            return tl.trans(even), tl.trans(odd)
     else:
         dim = tl.arange(0, max(16, triton.next_power_of_2(DIM)))
         return (tl.load(base[None, :] + dim[:, None], mask=there[None, :] & (dim < DIM)[:, None], other=0.0),)
+
+
+@triton.jit
+def _unpaged_products(base, query, WIDTH: tl.constexpr):
+    """Of ``WIDTH`` numbers at each of ``base`` with ``query``: ``[keys, lanes]``."""
+    key = tl.load(base[:, None] + tl.arange(0, WIDTH)[None, :])
+    return tl.dot(key, query[0], out_dtype=tl.float32)
 
 
 @triton.jit
@@ -153,24 +178,32 @@ def _score_kernel(
     member = tl.arange(0, BLOCK_N)
     member = member // 16 * 16 + member % 8 * 2 + member // 8 % 2
     query = _load_queries(
-        q_ptr + q_row.to(tl.int64) * stride_q_row + head * stride_q_head, (q_row < end) & (head < HEADS), DIM
+        q_ptr + q_row.to(tl.int64) * stride_q_row + head * stride_q_head, (q_row < end) & (head < HEADS), DIM, PAGE == 0
     )
     at_row = (row - first_row).to(tl.int64)
     for number in tl.range(tile, last_tile, num_stages=STAGES):
         column = number * BLOCK_N + member
-        live = column < most
-        page = tl.load(
-            page_table_ptr + request.to(tl.int64) * stride_table + tl.minimum(column // PAGE, page_table_width - 1),
-            mask=live,
-            other=0,
-        )
-        product = _products(
-            k_cache_ptr + page.to(tl.int64) * stride_cache_page + column % PAGE * stride_cache_token,
-            live,
-            query,
-            DIM,
-            EVICTION,
-        )
+        if PAGE == 0:
+            # What lies behind the last key that a row sees is nothing; its scores become -1.
+            product = _unpaged_products(
+                k_cache_ptr + request.to(tl.int64) * stride_cache_page + column * stride_cache_token,
+                query,
+                max(16, triton.next_power_of_2(DIM)),
+            )
+        else:
+            live = column < most
+            page = tl.load(
+                page_table_ptr + request.to(tl.int64) * stride_table + tl.minimum(column // PAGE, page_table_width - 1),
+                mask=live,
+                other=0,
+            )
+            product = _products(
+                k_cache_ptr + page.to(tl.int64) * stride_cache_page + column % PAGE * stride_cache_token,
+                live,
+                query,
+                DIM,
+                EVICTION,
+            )
         product = tl.maximum(product, 0.0, propagate_nan=tl.PropagateNan.ALL)
         product = tl.sum(tl.reshape(product, (BLOCK_N, HEADS_P // 2, TILE_R, 2)), axis=3)
         score = tl.reshape(tl.sum(product, axis=1), (BLOCK_N // 16, 2, 8, TILE_R))
@@ -195,6 +228,13 @@ def _prompt_warps() -> int:
     return 4 if groups else 8
 
 
+def rows_at_once(rows: int, most: int, query_len: int) -> int:
+    """Rows to score in a launch, ``most`` at most, so that launches are of one size; of prompts whole tiles, if one fits."""
+    tile = 1 if query_len or most < _PROMPT_ROWS else _PROMPT_ROWS
+    tiles = triton.cdiv(rows, tile)
+    return triton.cdiv(tiles, triton.cdiv(tiles, most // tile)) * tile
+
+
 def score_groups(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -213,7 +253,7 @@ def score_groups(
     Args:
         q: ``[rows, heads, width]``, bf16 or e4m3.
         k_cache: ``[pages, page_size, 1, width]`` of ``q``'s dtype; of e4m3 the width is a
-            multiple of 4, and 32 or more.
+            multiple of 4, and 32 or more. Or what ``unpaged`` made of it.
         page_table: ``[requests, pages per request]``.
         query_start_loc: ``[requests + 1]``, or None where every request brings
             ``query_len`` rows.
@@ -236,11 +276,13 @@ def score_groups(
     # take the matrix instruction.  Four rows, so that a thread has all heads of one.
     tile_rows = max(16 // heads, 4, triton.next_power_of_2(query_len)) if query_len else _PROMPT_ROWS
     tile_keys = _DECODE_KEYS if query_len else BLOCK_N
+    paged = k_cache.dim() == 4
     key_tiles = triton.cdiv(columns, tile_keys)
     row_tiles = triton.cdiv(min(count, max_query_len), tile_rows)
     all_tiles = page_table.shape[0] * row_tiles * key_tiles
     if query_len:
-        tiles = triton.cdiv(all_tiles, _DECODE_PROGRAMS)
+        programs = _DECODE_PROGRAMS if q.dtype is torch.bfloat16 else _DECODE_PROGRAMS_E4M3
+        tiles = triton.cdiv(all_tiles, programs)
     else:
         tiles = max(1, min(_PROMPT_TILES, all_tiles // _PROMPT_PROGRAMS))
     grid = (page_table.shape[0], row_tiles, triton.cdiv(key_tiles, tiles))
@@ -261,7 +303,7 @@ def score_groups(
         count,
         page_table.shape[1],
         tiles,
-        PAGE=k_cache.shape[1],
+        PAGE=k_cache.shape[1] if paged else 0,
         HEADS=q.shape[1],
         DIM=dim,
         BUDGET=budget,
@@ -269,7 +311,7 @@ def score_groups(
         TILE_R=tile_rows,
         BLOCK_N=tile_keys,
         RUN=RUN,
-        STAGES=_DECODE_STAGES if query_len else 2,
+        STAGES=_DECODE_STAGES if query_len else _PROMPT_STAGES if paged else _COPY_STAGES,
         # A decode's keys are read once, a prompt's by every tile of rows.
         EVICTION="evict_first" if query_len else "",
         num_warps=4 if query_len else _prompt_warps(),

@@ -20,7 +20,8 @@ from vllm.triton_utils import tl, triton
 
 from ..qsa_workspace import indexer_workspace
 from .best import bound, count_from, keep_best, least
-from .score import BLOCK_N, RUN, score_groups
+from .score import BLOCK_N, RUN, rows_at_once, score_groups
+from .unpaged import LEAST_ROWS, copy_words, pays, unpaged
 
 # Integers that one program holds: 64 in each of 512 threads, of which ptxas spills 18 on some cards.
 _MOST_IN_REGISTERS = 32768
@@ -116,7 +117,7 @@ def _select_chunks(
     columns: int,
     block_indices: torch.Tensor,
 ) -> None:
-    """Score and select, as many rows at once as the work space holds."""
+    """Score and select, as many rows at once as the work space holds beside a copy of a prompt's keys."""
     rows, budget = block_indices.shape
     all_columns = page_table.shape[1] * k_cache.shape[1]
     # What does not fit is refused by the first step, not by the first prompt that is long enough.
@@ -128,8 +129,11 @@ def _select_chunks(
     columns = triton.cdiv(columns, whole) * whole
     per_row = columns + columns // RUN
     space = indexer_workspace(q.device, 4 * per_row)
-    most = space.numel() // per_row
-    step = triton.cdiv(rows, triton.cdiv(rows, most))
+    requests, dim = page_table.shape[0], k_cache.shape[3]
+    if query_start_loc is not None and pays(rows, requests, columns, dim, space.numel()):
+        k_cache = unpaged(k_cache, page_table, query_start_loc, visible, columns, budget, space)
+        space = space[copy_words(requests, columns, dim) :]
+    step = rows_at_once(rows, space.numel() // per_row, query_len)
     for first in range(0, rows, step):
         count = min(step, rows - first)
         keys = space[: count * columns].view(count, columns)
@@ -222,7 +226,12 @@ def warm_up(
     for groups in lengths:
         tokens = groups * compress_ratio
         qsa_select_paged_prefill(q, k_cache, pages, starts, visible, token_topk, compress_ratio, query_len, out, tokens)
-    return [f"decode of {length}" for length in range(1, query_len + 1)] + [f"prefill of {n} groups" for n in lengths]
+    # Enough rows for their keys to be copied first.
+    q, visible = q.new_zeros(LEAST_ROWS, *q.shape[1:]), visible.new_zeros(LEAST_ROWS)
+    starts, out = starts.new_tensor([0, LEAST_ROWS]), out.new_empty(LEAST_ROWS, out.shape[1])
+    qsa_select_paged_prefill(q, k_cache, pages, starts, visible, token_topk, compress_ratio, LEAST_ROWS, out, 1)
+    prompts = [f"prefill of {n} groups" for n in lengths] + [f"prefill of {LEAST_ROWS} rows"]
+    return [f"decode of {length}" for length in range(1, query_len + 1)] + prompts
 
 
 __all__ = ["qsa_select_paged_decode", "qsa_select_paged_prefill", "warm_up"]
