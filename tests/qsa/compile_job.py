@@ -1,7 +1,8 @@
 """Compiles kernels for cards that are not there; a process of its own, because the tests' interprets Triton.
 
-Reads a JSON list of requests on standard input and writes one of results: shared memory in bytes, and registers and
-spilled bytes as ptxas reports them.
+Reads a JSON list of requests on standard input and writes one of results: shared memory in bytes, registers and
+spilled bytes as ptxas reports them, instructions that multiply matrices, and how many neighbours of their operands'
+sums a thread holds.
 """
 
 import json
@@ -36,7 +37,9 @@ def compile_one(module: str, kernel: str, types: dict, constants: dict, arch: in
     source = ASTSource(function, signature, {(names.index(n),): v for n, v in constants.items()}, aligned)
     compiled = triton.compile(source, GPUTarget("cuda", arch, 32), {"num_warps": warps, "num_stages": stages})
     instruction = sorted(set(re.findall(r"(?:wgmma|mma)\.\S+", compiled.asm["ptx"])))
-    return {"shared": compiled.metadata.shared, "instructions": instruction, **assembled(compiled.asm["ptx"], arch)}
+    packed = sorted(set(re.findall(r"kWidth = (\d+)", compiled.asm["ttgir"])))
+    found = {"shared": compiled.metadata.shared, "instructions": instruction, "packed": packed}
+    return {**found, **assembled(compiled.asm["ptx"], arch)}
 
 
 def assembled(ptx: str, arch: int) -> dict:

@@ -169,10 +169,15 @@ def test_it_fits_and_spills_nothing(compiled, name, arch):
 @pytest.mark.parametrize("keys", ["", ", e4m3"], ids=["bf16", "e4m3"])
 @pytest.mark.parametrize("arch", ARCHS)
 def test_decodes_and_prompts_multiply_alike(compiled, arch, keys):
-    """One family of instructions and one depth, so that a row's products add up in one order in either."""
+    """One family of instructions and one depth, so that a row's products add up in one order in either.
+
+    Operands that were narrower could be dealt out four neighbours to a thread, and other sixteen be summed at a time.
+    """
 
     def depth(name: str) -> set[str]:
         shapes = (i for i in compiled[name + keys, arch]["instructions"] if "k16" in i)
         return {i.split(".")[0] + "k" + i.split("k")[-1] for i in shapes}
 
     assert depth("scores of a decode") == depth("scores of a prompt") == depth("scores of a copy") != set()
+    for kind in ("decode", "prompt", "copy"):
+        assert set(compiled[f"scores of a {kind}{keys}", arch]["packed"]) <= {"2"}
