@@ -145,6 +145,19 @@ def test_a_request_that_finds_no_blocks_does_not_stop_the_one_that_holds_them(pi
 
 
 @MODES
+def test_once_blocks_are_there_again_a_short_prompt_passes_a_long_one(pipeline, asynchronous):
+    """A request that found no blocks holds up the queue for a round, not for as long as the long one lasts."""
+    made = pipeline(setup(asynchronous))
+    made.add("long", 2000, 1, seed=1)
+    made.run(4)
+    made.scheduler._queue_stuck = STAGES
+    sent = len(made.batches)
+    made.add("short", 60, 1, seed=3, arrival=2.0)
+    made.run()
+    assert STAGES < made.first_token["short"] - sent <= STAGES + 2 + STAGES + 2 < made.first_token["long"] - sent
+
+
+@MODES
 @pytest.mark.parametrize("threshold, others", [(16, 48), (0, 0)])
 def test_upstreams_threshold_limits_each_chunk_and_leaves_the_rest_to_equals(pipeline, asynchronous, threshold, others):
     made = pipeline(setup(asynchronous))
@@ -214,3 +227,6 @@ def test_shares_and_seats():
     long, queued = Prefill("a", 900), Prefill("b", 20, needs_seat=True)
     assert shares(long, queued, seats=0) == [100, 0]
     assert shares(long, queued, Prefill("c", 10, needs_seat=True), seats=1) == [90, 0, 10]
+    lower = Prefill("d", 10, priority=1, needs_seat=True)
+    assert shares(queued, lower, seats=1) == [20, 0], "the one seat was taken by a higher priority"
+    assert shares(queued, lower, seats=2) == [20, 10]
