@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import resource
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -96,6 +97,41 @@ def test_all_of_it_is_taken_before_it_is_locked(monkeypatch, capsys):
     monkeypatch.setattr(memory, "GIB", 3000)
     memory.fill(some, "layer 3")
     assert "layer 3" in (shown := capsys.readouterr().err) and "100%" in shown
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """CUDA's part, in order; ``answer`` is what locking returns, ``pinned`` what torch says of the memory then."""
+    asked = SimpleNamespace(log=[], answer=0, pinned=True)
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda address, size, flags: asked.log.append(("lock", address, size, flags)) or asked.answer,
+        cudaHostUnregister=lambda address: asked.log.append(("unlock", address)),
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: asked.log.append(("wait",)))
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: asked.pinned)
+    monkeypatch.setattr("vllm.utils.torch_utils.get_accelerator_view_from_cpu_tensor", lambda tensor: tensor.view(-1))
+    return asked
+
+
+def test_memory_is_locked_whole_and_unlocked_once_nothing_uses_it(driver):
+    some = HostMemory(3 * 4096 + 1, torch.device("cuda"), "layer 3")
+    address = some.cpu.data_ptr()
+    mapped = 2  # cudaHostRegisterMapped: for kernels to read
+    assert driver.log == [("lock", address, 3 * 4096 + 1, mapped)] and some.view.data_ptr() == address
+    some.release()
+    assert driver.log[1:] == [("wait",), ("unlock", address)]
+    some.release()
+    assert len(driver.log) == 3
+
+
+@pytest.mark.parametrize(("answer", "pinned"), [(2, True), (0, False)])
+def test_memory_that_is_not_locked_is_refused(driver, answer, pinned):
+    """Where torch does not see it as pinned either: a view of such memory would be one of a copy."""
+    driver.answer, driver.pinned = answer, pinned
+    with pytest.raises(HostMemoryRefused, match=rf"layer 3: CUDA does not lock it \({answer}\)"):
+        HostMemory(4096, torch.device("cuda"), "layer 3")
 
 
 def test_more_than_there_is_is_refused_with_the_figures(monkeypatch):
