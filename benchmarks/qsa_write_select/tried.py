@@ -18,7 +18,6 @@ DECODE = {
 }
 PROMPT = {
     "64 rows": [(score, "_PROMPT_ROWS", 64)],
-    "8 tiles": [(score, "_PROMPT_TILES", 8)],
     "16 tiles": [(score, "_PROMPT_TILES", 16)],
     "2 stages": [(score, "_COPY_STAGES", 2)],
     "keys in pages": [(unpaged, "LEAST_ROWS", 1 << 30)],

@@ -324,6 +324,28 @@ def test_one_warp_group_where_there_are_such(monkeypatch, capability, warps):
     assert score._prompt_warps() == warps
 
 
+@pytest.mark.parametrize("capability, programs", [(80, 20), (86, 10), (89, 10), (90, 20), (100, 20), (120, 10)])
+def test_programs_that_run_at_once(monkeypatch, capability, programs):
+    monkeypatch.setattr(
+        score, "current_platform", SimpleNamespace(has_device_capability=lambda least: capability >= least)
+    )
+    monkeypatch.setattr(score, "num_compute_units", lambda: 10)
+    assert score._programs_at_once() == programs
+
+
+@pytest.mark.parametrize(
+    "row_tiles, key_tiles, at_once, tiles",
+    [(5, 977, 264, 19), (22, 256, 264, 22), (64, 32, 264, 8), (5, 977, 82, 31), (22, 256, 82, 24), (1, 9, 264, 1)]
+    + [(6400, 977, 82, 33)],
+)
+def test_no_few_programs_are_left_over(row_tiles, key_tiles, at_once, tiles):
+    """On an H200 and on a 3090: 2,048 rows at 250,000, 65,536 and 8,192 tokens, a few keys, and many requests."""
+    assert score._prompt_tiles(row_tiles, key_tiles, at_once) == tiles
+    programs = row_tiles * -(-key_tiles // tiles)
+    used = row_tiles * key_tiles / (-(-programs // at_once) * tiles * at_once)
+    assert used > 0.9 or key_tiles <= 32
+
+
 def test_parts_are_of_one_size(monkeypatch, work_space):
     """23 rows where 9 fit: three parts of at most 8, not two of 9 and a rest."""
     case = Case([320], [23])

@@ -24,6 +24,7 @@ import torch
 
 from vllm.platforms import current_platform
 from vllm.triton_utils import tl, triton
+from vllm.utils.platform_utils import num_compute_units
 
 from .e4m3 import infinite_to_nan
 from .index_keys import halves, in_halves, words
@@ -42,10 +43,9 @@ _DECODE_PROGRAMS = 16384
 # Of e4m3, whose queries a program has to decode first: of 16,384 programs, 8 requests of 250,000 tokens take 40.7 instead
 # of 36.9 us. In bf16 they take 48.1, and 49.3 of so few.
 _DECODE_PROGRAMS_E4M3 = 4096
-# One of a prompt, which first reads 32 KiB of q, takes up to so many, fewer where there would be fewer programs.  Of 16,
-# 2,048 rows at 65,536 tokens take 343 instead of 298 us: a few programs more than an H200 runs at once.
+# One of a prompt, which first reads 32 KiB of q, takes about so many, fewer where a GPU could run more programs at once.
+# Of 16, 2,048 rows at 65,536 tokens take 343 instead of 298 us: programs are left over, for which most of an H200 waits.
 _PROMPT_TILES = 32
-_PROMPT_PROGRAMS = 256
 # With 2 the next tile is asked for after this one's scores are stored, and nothing hides its way. With 3 it is on its way
 # during all of that, if its address is known by then: not of keys in pages.
 _PROMPT_STAGES = 2
@@ -219,13 +219,28 @@ def _score_kernel(
         tl.store(tops_ptr + at_row[None, :] * stride_tops + run[:, None], top, mask=(row < end)[None, :])
 
 
+def _warp_groups() -> bool:
+    return current_platform.has_device_capability(90) and not current_platform.has_device_capability(120)
+
+
 def _prompt_warps() -> int:
     """One warp group multiplies a tile where there are such; two would share it by heads and have to exchange sums.
 
     Elsewhere eight: a tile of that size leaves room for one program, and four warps wait for each other.
     """
-    groups = current_platform.has_device_capability(90) and not current_platform.has_device_capability(120)
-    return 4 if groups else 8
+    return 4 if _warp_groups() else 8
+
+
+def _programs_at_once() -> int:
+    """Of a prompt, on this GPU: one on a multiprocessor that has 100 KiB of shared memory, two where it has more."""
+    less = current_platform.has_device_capability(86) and not _warp_groups()
+    return num_compute_units() * (1 if less else 2)
+
+
+def _prompt_tiles(row_tiles: int, key_tiles: int, at_once: int) -> int:
+    """Key tiles of a program, such that programs are a little fewer than a multiple of those that run ``at_once``."""
+    rounds = triton.cdiv(row_tiles * key_tiles, at_once * _PROMPT_TILES)
+    return triton.cdiv(key_tiles, max(1, rounds * at_once // row_tiles))
 
 
 def rows_at_once(rows: int, most: int, query_len: int) -> int:
@@ -279,12 +294,12 @@ def score_groups(
     paged = k_cache.dim() == 4
     key_tiles = triton.cdiv(columns, tile_keys)
     row_tiles = triton.cdiv(min(count, max_query_len), tile_rows)
-    all_tiles = page_table.shape[0] * row_tiles * key_tiles
+    all_row_tiles = page_table.shape[0] * row_tiles
     if query_len:
         programs = _DECODE_PROGRAMS if q.dtype is torch.bfloat16 else _DECODE_PROGRAMS_E4M3
-        tiles = triton.cdiv(all_tiles, programs)
+        tiles = triton.cdiv(all_row_tiles * key_tiles, programs)
     else:
-        tiles = max(1, min(_PROMPT_TILES, all_tiles // _PROMPT_PROGRAMS))
+        tiles = _prompt_tiles(all_row_tiles, key_tiles, _programs_at_once())
     grid = (page_table.shape[0], row_tiles, triton.cdiv(key_tiles, tiles))
     _score_kernel[grid](
         q,
