@@ -62,8 +62,8 @@ def test_the_profile_takes_both(profiled):
     made, taken, layer = profiled("cuda", HostRows(rows(), 96 * MIB))
     assert made == [96 * MIB]
     assert taken == [arena.workspace_bytes(layer, 2048)]
-    # A float32 sum and twice the selection for each token are 80 MiB; what is taken for a moment is bounded.
-    assert 80 * MIB < taken[0] < 104 * MIB
+    # A float32 sum and twice the selection for each token are 80 MiB; what is taken for a moment is bounded (test_workspace.py).
+    assert 80 * MIB < taken[0] < 112 * MIB
 
 
 @pytest.mark.parametrize(

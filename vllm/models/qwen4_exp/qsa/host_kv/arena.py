@@ -90,13 +90,13 @@ def workspace_bytes(layer: Any, rows: int) -> int:
     """GPU memory beside the arena that ``prompt_attention`` takes for ``rows`` tokens of a layer, at most.
 
     Per selected row: its number and its place in a section (int32). Per token: a float32 sum for every head. What
-    else is alive for a moment is bounded: slots of 256 tokens (int64, four of them), 12 bytes for each of 262,144
-    groups of the pool; and marks and numbers of the pool, in its order and in the union's, 10 bytes a group, 2.5 MB for a
-    million tokens.
+    else is alive for a moment is bounded: slots of 256 tokens (int64, five of them), 12 bytes for each of 262,144
+    groups of the pool; and marks and numbers of the pool, in its order and in the union's, 10 bytes a group. How large
+    the pool will be is not known yet: 8 MiB are enough for 3.3 million tokens.
     """
     width = layer.indexer.packed_output_width
     per_token = width * 2 * 4 + layer.num_heads * layer.head_dim * 4
-    return rows * per_token + min(rows, 256) * width * 4 * 8 + (12 << 18) + (4 << 20)
+    return rows * per_token + min(rows, 256) * width * 5 * 8 + (12 << 18) + (8 << 20)
 
 
 def take_arena(layer: Any, output: torch.Tensor) -> None:

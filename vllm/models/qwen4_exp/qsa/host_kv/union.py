@@ -126,6 +126,8 @@ def union_of(
     size = ordered[-1].clone()
     number = torch.empty(pool, dtype=torch.int32, device=device)
     number.view(-1, per_block)[order] = ordered.sub_(1).view(-1, per_block)
+    # As large as `number`, and the profile counts one of them (arena.workspace_bytes).
+    del ordered
     groups = torch.empty(limit + 1, dtype=torch.int32, device=device)
     for begin in range(0, pool, _GROUPS):
         some = slice(begin, min(pool, begin + _GROUPS))
