@@ -6,13 +6,18 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests.pipeline_parallel.geometry import GDN_PAGE
 from vllm.models.qwen4_exp.qsa.host_kv import blocks
+from vllm.models.qwen4_exp.qsa.host_kv.arena import Arena
 from vllm.models.qwen4_exp.qsa.host_kv.blocks import block_unit, grow_attention_blocks
+from vllm.models.qwen4_exp.qsa.host_kv.errors import KVOffloadRefused
+from vllm.models.qwen4_exp.qsa.host_kv.lines import LINE
+from vllm.models.qwen4_exp.qsa.host_kv.spec import spec_on_gpu
 from vllm.v1.attention.backend import MultipleOf
 
-from .planning import engine, machine
+from .planning import engine, machine, rows
 
 CONTEXT = 262_144
 
@@ -86,3 +91,17 @@ def test_it_is_a_multiple_of_what_kernels_and_states_need(monkeypatch, mode, ali
         cache_config=SimpleNamespace(mamba_cache_mode=mode),
     )
     assert block_unit(platform, config, backend) == unit
+
+
+def test_an_arena_that_holds_no_two_groups_is_refused():
+    """Rows of four tokens, 8 KiB in bf16, in each half; and a line of the cache, at which halves end."""
+    published, least = rows(block=64, heads=2, width=256), 2 * (4 * 2048 + LINE)
+    config = engine(3)
+    config.qsa_config.arena_bytes = least - 1
+    with pytest.raises(
+        KVOffloadRefused, match=rf"arena_bytes \({least - 1}\), which holds less than two groups of 8192"
+    ):
+        spec_on_gpu(SimpleNamespace(), config, published)
+    config.qsa_config.arena_bytes = least
+    assert spec_on_gpu(SimpleNamespace(), config, published).row_bytes == 2048
+    assert Arena(least, torch.device("cpu")).halves(4 * 2048).shape[1] >= 1

@@ -169,6 +169,24 @@ def test_a_full_disk_is_refused_before_it_is_written_to(made, monkeypatch):
     assert not writer.partial(out).exists()
 
 
+def test_a_stopped_run_needs_room_for_the_rest_only(made, monkeypatch):
+    """Of 109 GB most are written; the disk has no room for as much again."""
+    out = made.out.with_name("again")
+    read = writer.segment_pages
+    monkeypatch.setattr(writer, "segment_pages", lambda *a: pytest.exit("x") if a[-1] == 5 else read(*a))
+    with pytest.raises(pytest.exit.Exception):
+        flatten(made.written.table(), LAYER, 32, out)
+    monkeypatch.setattr(writer, "segment_pages", read)
+    rest = made.table.size - writer.partial(out).stat().st_blocks * 512
+    assert 0 < rest < made.table.size
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=rest - 1))
+    with pytest.raises(errors.NoRoomForFlatTable):
+        flatten(made.written.table(), LAYER, 32, out)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=rest))
+    flatten(made.written.table(), LAYER, 32, out)
+    assert out.read_bytes() == made.out.read_bytes()
+
+
 @pytest.mark.parametrize(
     ("number", "kind"), [(errno.ENOSPC, errors.NoRoomForFlatTable), (errno.EROFS, errors.FlatTableNotWritten)]
 )
