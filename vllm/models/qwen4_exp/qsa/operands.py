@@ -146,8 +146,12 @@ def products(q, k, FORM: tl.constexpr):
         # the one before it.
         return (lower - upper * -256).to(tl.float32)
     else:
-        # Two sums rather than one: a product waits for the one before it.
-        return tl.dot(q[0], tl.trans(k[0])) + tl.dot(q[1], tl.trans(k[1]))
+        one, other = tl.dot(q[0], tl.trans(k[0])), tl.dot(q[1], tl.trans(k[1]))
+        if FORM == "fp8":
+            # Two chains here too, as the compiler leaves such a sum alone: an H200 reads prompts in 1,164 us instead of
+            # 1,216. bf16's are no faster so (1,188 and 1,179), and keep one.
+            return tl.math.fma(one, tl.full(one.shape, 1.0, tl.float32), other)
+        return one + other
 
 
 @triton.jit
