@@ -42,10 +42,7 @@ def cuts() -> str:
 
 def runs() -> str:
     lines = []
-    for name in ("cpu", "gpu"):
-        path = FOLDER / f"pipeline-{name}-stress.json"
-        if not path.exists():
-            continue
+    for path in sorted(FOLDER.glob("pipeline-*-stress*.json"), key=lambda path: path.stem):
         found = read(path)
         for run in found["samples"]:
             again = run.get("asked again under the same cuts", {})

@@ -78,7 +78,7 @@ def write_record(raw: Path, commit: str | None, parts: Sequence[Path] = (), name
 
 def records() -> list[dict]:
     """Every run's."""
-    return [read(path) for path in sorted(FOLDER.glob(RECORDS))]
+    return [read(path) for path in sorted(FOLDER.glob(RECORDS), key=lambda path: path.stem)]
 
 
 def rates_table(every: Sequence[dict] | None = None) -> str:

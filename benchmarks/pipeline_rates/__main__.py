@@ -27,6 +27,7 @@ def arguments() -> argparse.Namespace:
     again = what.add_parser("record", help="make the committed record from raw results")
     again.add_argument("out", type=Path, help="raw results of a run")
     again.add_argument("--commit", help="what was measured, where it is not what lies here")
+    again.add_argument("--name", default="", help="of a record beside the first")
     parser = what.add_parser("run", help="measure")
     parser.add_argument("out", type=Path, help="raw results, written after every case")
     source = parser.add_mutually_exclusive_group(required=True)
@@ -102,7 +103,7 @@ def main() -> None:
     if asked.what == "run":
         run(asked)
     else:
-        record.write_record(asked.out, asked.commit)
+        record.write_record(asked.out, asked.commit, asked.name)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,14 @@ import json
 from pathlib import Path
 
 from benchmarks.markdown import table
-from benchmarks.record import FOLDER, Claim, read, write
+from benchmarks.record import FOLDER, Claim, measured_on, read, write
 
+#: The first record, and one for each later run of some cases; a claim compares samples of one run.
 RECORD = FOLDER / "pipeline-gpu-rates.json"
+RECORDS = "pipeline-gpu-rates*.json"
 ALONE = "one micro-batch"
-#: The part of the ideal pipeline's rate that issue 3 aims at.
-AIM = 0.85
+#: The part of the ideal pipeline's rate that issue 3 aims at, and that of the best fixed rule's.
+AIM, BEST_AIM = 0.85, 0.95
 
 Case = tuple[int, int]
 
@@ -35,29 +37,37 @@ def ideal(cases: dict[Case, dict[str, dict]], context: int, users: int, stages: 
     return alone["per_user"] if alone else None
 
 
-def write_record(raw: Path, commit: str | None) -> None:
-    """`commit`: what was measured, where it is not what lies here."""
+def write_record(raw: Path, commit: str | None, name: str = "") -> None:
+    """`commit`: what was measured, where it is not what lies here; `name`: of a record beside the first."""
     found = json.loads(raw.read_text())
     cases = by_case(found["samples"])
     stages = found["settings"]["pipeline_parallel_size"]
     claims = []
     for (context, users), rules in cases.items():
-        best = ideal(cases, context, users, stages)
-        if users < 2 or best is None:
+        if users < 2:
             continue
         what = f"{users} users at {context} tokens"
         ours, upstream = rules["measured"]["per_user"], rules["upstream"]["per_user"]
-        claims += [
-            Claim(f"ours / ideal pipeline, {what}", round(ours / best, 3), "", AIM, ">="),
-            Claim(f"ours / upstream, {what}", round(ours / upstream, 3), "", 1.0, ">="),
-        ]
+        best = ideal(cases, context, users, stages)
+        if best is None:
+            # Nobody was measured alone: then against the best of the rules that do not measure.
+            most = max(sample["per_user"] for rule, sample in rules.items() if rule != "measured")
+            claims.append(Claim(f"ours / best fixed rule, {what}", round(ours / most, 3), "", BEST_AIM, ">="))
+        else:
+            claims.append(Claim(f"ours / ideal pipeline, {what}", round(ours / best, 3), "", AIM, ">="))
+        claims.append(Claim(f"ours / upstream, {what}", round(ours / upstream, 3), "", 1.0, ">="))
     settings = {"command": "python -m benchmarks.pipeline_rates run"} | found["settings"]
-    write(RECORD, settings, found["samples"], claims, found["gpus"], found["hardware"], commit)
+    path = RECORD.with_stem(f"{RECORD.stem}-{name}") if name else RECORD
+    write(path, settings, found["samples"], claims, found["gpus"], found["hardware"], commit)
 
 
 def rates() -> str:
-    """Tokens/s for each user by rule, and ours over the ideal pipeline's."""
-    found = read(RECORD)
+    """Tokens/s for each user by rule, and ours over the ideal pipeline's, a part for each run."""
+    records = [read(path) for path in sorted(FOLDER.glob(RECORDS), key=lambda path: path.stem)]
+    return "\n".join(f"{measured_on(one)}, {one['settings']['layers']} layers.\n\n{_rates(one)}" for one in records)
+
+
+def _rates(found: dict) -> str:
     cases, stages = by_case(found["samples"]), found["settings"]["pipeline_parallel_size"]
     rules = ["upstream", "measured", "spread", "by two", ALONE]
     rows = []

@@ -110,7 +110,7 @@ def write_record(raw: Path, commit: str | None, name: str = "") -> None:
 
 def page() -> str:
     """Each run's tables: prompts, decoding, and what engines took of the host."""
-    every = [read(path) for path in sorted(FOLDER.glob(RECORDS))]
+    every = [read(path) for path in sorted(FOLDER.glob(RECORDS), key=lambda path: path.stem)]
     return "\n".join("\n".join((_head(one), _prompts(one), _decoding(one), _starts(one))) for one in every)
 
 
@@ -180,7 +180,8 @@ def _starts(record: dict) -> str:
             sample["case"],
             f"{sample['start_s']:.0f} s",
             f"{sample['pinned_bytes'] / 2**20:,.0f} MiB",
-            f"{sample['memory_taken'] / 2**20:,.0f} MiB",
+            # Less than nothing where other processes gave memory back meanwhile.
+            f"{sample['memory_taken'] / 2**20:,.0f} MiB" if sample["memory_taken"] > 0 else "–",
         )
         for sample in _measured(record)
     ]
