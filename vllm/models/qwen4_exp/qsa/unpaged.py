@@ -13,6 +13,7 @@ import torch
 
 from vllm.triton_utils import tl, triton
 
+from .e4m3 import SCALE
 from .index_keys import in_halves, words
 
 # Rows of a request, on average, from which on the copy pays: four tiles of them.
@@ -90,6 +91,38 @@ def pays(rows: int, requests: int, columns: int, dim: int, room: int) -> bool:
     return rows >= LEAST_ROWS * requests and _PART * copy_words(requests, columns, dim) <= room
 
 
+def unpaged_reference(
+    k_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    visible: torch.Tensor,
+    columns: int,
+    budget: int,
+    space: torch.Tensor,
+) -> torch.Tensor:
+    """``unpaged`` in plain torch."""
+    out = _place_of_copy(k_cache, page_table.shape[0], columns, space)
+    bounds = (query_start_loc - query_start_loc[0]).tolist()
+    for request, rows in enumerate(visible[begin:end] for begin, end in zip(bounds, bounds[1:])):
+        most = int(rows.max()) if len(rows) else 0
+        if most <= budget:
+            continue
+        group = torch.arange(most, device=k_cache.device)
+        page = page_table[request, group // k_cache.shape[1]].long()
+        keys = k_cache[page, group % k_cache.shape[1], 0].float()
+        if k_cache.dtype is torch.float8_e4m3fn:
+            keys = torch.cat((keys[:, 0::2], keys[:, 1::2]), dim=1) * SCALE
+        out[request, :most] = torch.nn.functional.pad(keys, (0, out.shape[2] - keys.shape[1])).to(out.dtype)
+    return out
+
+
+def _place_of_copy(k_cache: torch.Tensor, requests: int, columns: int, space: torch.Tensor) -> torch.Tensor:
+    """``[requests, columns, width_of(dim)]`` at the beginning of ``space``."""
+    dim = k_cache.shape[3]
+    dtype = torch.float16 if k_cache.dtype is torch.float8_e4m3fn else k_cache.dtype
+    return space[: copy_words(requests, columns, dim)].view(dtype).view(requests, columns, width_of(dim))
+
+
 def unpaged(
     k_cache: torch.Tensor,
     page_table: torch.Tensor,
@@ -114,10 +147,8 @@ def unpaged(
     written.
 
     """
-    requests, dim = page_table.shape[0], k_cache.shape[3]
-    codes = words(k_cache)
-    dtype = k_cache.dtype if codes is k_cache else torch.float16
-    out = space[: copy_words(requests, columns, dim)].view(dtype).view(requests, columns, width_of(dim))
+    requests, codes = page_table.shape[0], words(k_cache)
+    out = _place_of_copy(k_cache, requests, columns, space)
     _copy_kernel[(requests, triton.cdiv(columns, _KEYS))](
         codes,
         page_table,
@@ -129,7 +160,7 @@ def unpaged(
         out.stride(0),
         page_table.shape[1],
         PAGE=k_cache.shape[1],
-        DIM=dim,
+        DIM=k_cache.shape[3],
         WIDTH=out.shape[2],
         BUDGET=budget,
         KEYS=_KEYS,
