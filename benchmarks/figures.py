@@ -24,6 +24,7 @@ from benchmarks.ple_reads import record as ple_reads
 from benchmarks.qsa_kernels import roofline
 from benchmarks.ray_stages import table as ray_stages
 from benchmarks.record import FOLDER, ROOT, read
+from benchmarks.server_scheduler import record as server
 
 
 def demo_table() -> str:
@@ -51,7 +52,7 @@ def demo_table() -> str:
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"demo figures": demo_table},
     "docs/ampere-multigpu/benchmarks.md": claims.PAGE,
-    "docs/ampere-multigpu/pipeline.md": pipeline.PAGE | rates.PAGE | stress_tables.PAGE,
+    "docs/ampere-multigpu/pipeline.md": pipeline.PAGE | rates.PAGE | stress_tables.PAGE | server.PAGE,
     "docs/ampere-multigpu/faults.md": faults.PAGE,
     "docs/ampere-multigpu/ray.md": ray_stages.PAGE,
     "docs/ampere-multigpu/check.md": checkpoint_pages.PAGE,
