@@ -80,6 +80,16 @@ def read(path: Path) -> dict:
     return json.loads(path.read_text())
 
 
+def named(path: Path, name: str) -> Path:
+    """Of a run whose cases are in no other record: `path` itself, or with a name the one that stands beside it."""
+    return path.with_stem(f"{path.stem}-{name}") if name else path
+
+
+def every(pattern: str) -> list[dict]:
+    """The records of a pattern, one before those that stand beside it."""
+    return [read(path) for path in sorted(FOLDER.glob(pattern), key=lambda path: path.stem)]
+
+
 def beside(record: dict) -> str:
     """ ", beside …" for a page: what else the machine ran; empty where nothing is known."""
     found = record["hardware"].get("beside")

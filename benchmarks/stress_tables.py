@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.markdown import table
-from benchmarks.record import FOLDER, read
+from benchmarks.record import FOLDER, every, read
 
 CUTS = FOLDER / "pipeline-cpu-cuts.json"
 #: answer position that one stage and two stages differed at
@@ -42,8 +42,7 @@ def cuts() -> str:
 
 def runs() -> str:
     lines = []
-    for path in sorted(FOLDER.glob("pipeline-*-stress*.json"), key=lambda path: path.stem):
-        found = read(path)
+    for found in every("pipeline-*-stress*.json"):
         for run in found["samples"]:
             again = run.get("asked again under the same cuts", {})
             lines.append(

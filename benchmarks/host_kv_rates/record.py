@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.markdown import table
-from benchmarks.record import FOLDER, Claim, measured_on, read, write
+from benchmarks.record import FOLDER, Claim, every, measured_on, named, read, write
 
 #: The first record, and one for each later run that added cases; a claim compares samples of one run.
 RECORD = FOLDER / "host-kv-gpu-rates.json"
@@ -72,19 +72,13 @@ def write_record(raw: Path, commit: str | None, parts: Sequence[Path] = (), name
         found["samples"] += json.loads(part.read_text())["samples"]
     settings = {"command": "python -m benchmarks.host_kv_rates run"} | found["settings"]
     gpus = f"1 x {found['gpus']}" if found.get("gpus") else None
-    path = RECORD.with_stem(f"{RECORD.stem}-{name}") if name else RECORD
-    write(path, settings, found["samples"], claims(found["samples"]), gpus, found["hardware"], commit)
+    write(named(RECORD, name), settings, found["samples"], claims(found["samples"]), gpus, found["hardware"], commit)
 
 
-def records() -> list[dict]:
-    """Every run's."""
-    return [read(path) for path in sorted(FOLDER.glob(RECORDS), key=lambda path: path.stem)]
-
-
-def rates_table(every: Sequence[dict] | None = None) -> str:
+def rates_table(records: Sequence[dict] | None = None) -> str:
     """Decoding and the first token, host beside GPU, a part for each run."""
     parts = []
-    for record in every or records():
+    for record in records or every(RECORDS):
         rows = [
             (f"{context:,}", str(users), form, *_pair(host[context, users], vram[context, users]))
             for form, suffix in (("bf16", ""), ("int8", "-int8"))
@@ -131,10 +125,10 @@ def _head(record: dict) -> str:
     return f"{measured_on(record)}, {layers} layers at real widths, one in four of them sparse.\n\n"
 
 
-def peaks_table(every: Sequence[dict] | None = None) -> str:
+def peaks_table(records: Sequence[dict] | None = None) -> str:
     """Memory of the device that a long prompt took at most, by arena; and in a 24 GB card's share."""
     parts = []
-    for record in every or records():
+    for record in records or every(RECORDS):
         most: dict[str, dict] = {}
         for sample in record["samples"]:
             if sample["kind"] == "prompt" and "peak_allocated_mib" in sample:

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from benchmarks.markdown import table
-from benchmarks.record import FOLDER, Claim, measured_on, read, write
+from benchmarks.record import FOLDER, Claim, every, measured_on, named, write
 
 #: The first record, and one for each later run of some cases; a claim compares samples of one run.
 RECORD = FOLDER / "pipeline-gpu-rates.json"
@@ -57,14 +57,13 @@ def write_record(raw: Path, commit: str | None, name: str = "") -> None:
             claims.append(Claim(f"ours / ideal pipeline, {what}", round(ours / best, 3), "", AIM, ">="))
         claims.append(Claim(f"ours / upstream, {what}", round(ours / upstream, 3), "", 1.0, ">="))
     settings = {"command": "python -m benchmarks.pipeline_rates run"} | found["settings"]
-    path = RECORD.with_stem(f"{RECORD.stem}-{name}") if name else RECORD
-    write(path, settings, found["samples"], claims, found["gpus"], found["hardware"], commit)
+    write(named(RECORD, name), settings, found["samples"], claims, found["gpus"], found["hardware"], commit)
 
 
 def rates() -> str:
     """Tokens/s for each user by rule, and ours over the ideal pipeline's, a part for each run."""
-    records = [read(path) for path in sorted(FOLDER.glob(RECORDS), key=lambda path: path.stem)]
-    return "\n".join(f"{measured_on(one)}, {one['settings']['layers']} layers.\n\n{_rates(one)}" for one in records)
+    found = every(RECORDS)
+    return "\n".join(f"{measured_on(one)}, {one['settings']['layers']} layers.\n\n{_rates(one)}" for one in found)
 
 
 def _rates(found: dict) -> str:

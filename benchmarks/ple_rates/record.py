@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.markdown import table
-from benchmarks.record import FOLDER, Claim, measured_on, read, write
+from benchmarks.record import FOLDER, Claim, every, measured_on, named, write
 
 #: The record of a run; `--name` makes another beside it, for cases that are compared among themselves.
 RECORD = FOLDER / "ple-rates-gpu.json"
@@ -104,14 +104,21 @@ def write_record(raw: Path, commit: str | None, name: str = "") -> None:
     found = json.loads(raw.read_text())
     settings = {"command": "python -m benchmarks.ple_rates run"} | found["settings"]
     made = claims(found["samples"])
-    path = RECORD.with_stem(f"{RECORD.stem}-{name}") if name else RECORD
-    write(path, settings, found["samples"], made, found["gpus"], found["hardware"], commit or found["commit"])
+    write(
+        named(RECORD, name),
+        settings,
+        found["samples"],
+        made,
+        found["gpus"],
+        found["hardware"],
+        commit or found["commit"],
+    )
 
 
 def page() -> str:
     """Each run's tables: prompts, decoding, and what engines took of the host."""
-    every = [read(path) for path in sorted(FOLDER.glob(RECORDS), key=lambda path: path.stem)]
-    return "\n".join("\n".join((_head(one), _prompts(one), _decoding(one), _starts(one))) for one in every)
+    parts = (_head, _prompts, _decoding, _starts)
+    return "\n".join(part(record) for record in every(RECORDS) for part in parts)
 
 
 def _measured(record: dict) -> list[dict]:
