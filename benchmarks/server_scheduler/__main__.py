@@ -19,7 +19,7 @@ from benchmarks.cpu_scheduler import ANSWER, BUDGET, LONG, STAGES
 from demo.server import Server, free_port
 
 from . import record
-from .clients import connect, short_behind_long, together
+from .clients import FILE, connect, short_behind_long, together
 
 SCHEDULERS = {"upstream": "WatchedUpstream", "pipeline": "WatchedPipeline"}
 USERS = (3, 6)
@@ -43,7 +43,7 @@ def one(checkpoint: Path, name: str, folder: Path) -> dict:
     """A server's sample."""
     lines = folder / "micro-batches"
     path = os.pathsep.join(filter(None, (str(records.ROOT), os.environ.get("PYTHONPATH"))))
-    env = {"WATCHED_MICRO_BATCHES": str(lines), "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    env = {FILE: str(lines), "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     server = Server(checkpoint, stages=STAGES, port=free_port(), log=folder / "log", arguments=arguments(name), env=env)
     with server:
         server.wait_until_healthy(600, lambda seconds, words: None)

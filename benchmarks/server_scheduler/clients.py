@@ -10,6 +10,8 @@ from pathlib import Path
 from benchmarks.cpu_scheduler import ANSWER, LONG, SHORT, STAGES, prompt
 from demo.client import MODEL
 
+#: Where the scheduler writes its micro-batches; the engine core, which has the scheduler, inherits it.
+FILE = "WATCHED_MICRO_BATCHES"
 #: Micro-batches of the long prompt that are on their way or done when the short one is sent.
 BEHIND = 6
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from statistics import median
 
+from benchmarks.cpu_scheduler import STAGES
 from benchmarks.markdown import table
 from benchmarks.record import FOLDER, Claim, measured_on, read
 
 RECORD = FOLDER / "pipeline-cpu-server.json"
-STAGES = 3
 
 
 def claims(samples: list[dict]) -> list[Claim]:

@@ -9,8 +9,7 @@ import time
 from vllm.v1.core.sched.pipeline import PipelineScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-#: Where to; the engine core, which has the scheduler, inherits it.
-FILE = "WATCHED_MICRO_BATCHES"
+from .clients import FILE
 
 
 class Watched:
