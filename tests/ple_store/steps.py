@@ -28,6 +28,17 @@ CONFIG = SimpleNamespace(
 ROWS = 424  # 101 + 103 + 107 + 109 = 420, padded
 
 
+def answer_with(monkeypatch, queue, change) -> None:
+    """Let a queue of reads answer ``change(spans, results)`` instead of its results."""
+    prepare = queue.prepare
+
+    def changed(spans, target, nowait):
+        batch = prepare(spans, target, nowait)
+        return SimpleNamespace(run=batch.run, results=lambda: change(spans, batch.results()))
+
+    monkeypatch.setattr(queue, "prepare", changed)
+
+
 def build_layer(
     monkeypatch, written, in_file, params=torch.bfloat16, world=1, rank=0, declared=None, sp=False, quant_config=None
 ):

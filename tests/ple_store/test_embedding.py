@@ -14,7 +14,20 @@ from vllm.models.qwen4_exp.ple_store import embedding, errors, staging
 from vllm.models.qwen4_exp.ple_store.formats import dequantize
 from vllm.models.qwen4_exp.ple_store.staging import PLERowStager
 
-from .steps import DIM, HEADS, MAX_TOKENS, PARTS, ROWS, STEPS, batch_of, build_layer, look_up, random_tokens, stage
+from .steps import (
+    DIM,
+    HEADS,
+    MAX_TOKENS,
+    PARTS,
+    ROWS,
+    STEPS,
+    answer_with,
+    batch_of,
+    build_layer,
+    look_up,
+    random_tokens,
+    stage,
+)
 
 
 @pytest.fixture(params=[1 << 20, 0], ids=["repeated on the host", "repeated on the device"])
@@ -142,16 +155,14 @@ def test_only_the_requests_that_needed_it_get_nan(build, damaged, monkeypatch):
     layer, requests, path, offset, needed = damaged
     wanted = look_up(build(False), requests)
     queue = layer.ngram_embedding.table._rows.pool.queue
-    read = queue.read
 
-    def fail(spans, target, nowait):
-        results = read(spans, target, nowait)
+    def fail(spans, results):
         hit = (spans.offset <= offset) & (offset < spans.offset + spans.size) & (spans.fd == descriptor)
         return np.where(hit, -errno.EIO, results)
 
     files = layer.ngram_embedding.table._rows
     descriptor = files._descriptors[files.location.paths.index(path)]
-    monkeypatch.setattr(queue, "read", fail)
+    answer_with(monkeypatch, queue, fail)
     rows = stage(layer, requests)
     lost = rows.view(len(needed), -1, DIM).isnan()
     assert torch.from_numpy(needed)[..., None].expand_as(lost)[lost].any() and (lost.any(-1) == lost.all(-1)).all()

@@ -19,6 +19,8 @@ from vllm.models.qwen4_exp.ple_store.reads.plain import PlainQueue
 from vllm.models.qwen4_exp.ple_store.reads.spans import Spans
 from vllm.models.qwen4_exp.ple_store.reference import LoadedTable
 
+from .steps import answer_with
+
 
 @pytest.fixture(params=[AioQueue, PlainQueue])
 def queue(request):
@@ -86,10 +88,7 @@ def test_rows_on_both_sides_of_a_shard_boundary(write_table):
 def test_neighbours_are_one_read(write_table, queue, monkeypatch):
     written = write_table()
     sizes = []
-    real = queue.read
-    monkeypatch.setattr(
-        queue, "read", lambda spans, target, nowait: sizes.append(spans.size.tolist()) or real(spans, target, nowait)
-    )
+    answer_with(monkeypatch, queue, lambda spans, results: sizes.append(spans.size.tolist()) or results)
     with TableFiles(written.locate()) as table:
         table.gather(torch.tensor([6, 5, 5, 7, 8, 20]))
     # 5-7 end shard 0, and 8 begins the next one behind it in the same file; 20 is alone. A row is 12 bytes.
@@ -121,15 +120,8 @@ def test_file_cut_while_serving(write_table):
 
 
 def test_disk_error_while_serving(write_table, queue, monkeypatch):
-    real = queue.read
-
-    def fail(spans, target, nowait):
-        results = real(spans, target, nowait)
-        results[-1] = -5
-        return results
-
     with TableFiles(write_table().locate()) as table:
-        monkeypatch.setattr(queue, "read", fail)
+        answer_with(monkeypatch, queue, lambda _, results: np.append(results[:-1], -5))
         with pytest.raises(RowReadFailed, match="Input/output error.* Row 30 and 1 more") as caught:
             table.gather(torch.tensor([0, 30, 31]))
     assert caught.value.rows == [30, 31]
@@ -141,12 +133,12 @@ def test_disk_error_while_serving(write_table, queue, monkeypatch):
 @pytest.mark.parametrize("most", [1, 5])
 def test_partial_reads_are_completed(write_table, queue, monkeypatch, most):
     written = write_table()
-    real = queue.read
+    prepare = queue.prepare
 
     def some(spans, target, nowait):
-        return real(Spans(spans.fd, spans.offset, np.minimum(spans.size, most), spans.start), target, nowait)
+        return prepare(Spans(spans.fd, spans.offset, np.minimum(spans.size, most), spans.start), target, nowait)
 
-    monkeypatch.setattr(queue, "read", some)
+    monkeypatch.setattr(queue, "prepare", some)
     with TableFiles(written.locate()) as table:
         assert same(table.gather(torch.arange(37)), written.values)
 

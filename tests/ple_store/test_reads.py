@@ -1,8 +1,11 @@
 """Batches of reads: what is cached and what is not, many at a time, and what went wrong with which."""
 
+import ctypes
 import errno
 import os
 import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -46,7 +49,9 @@ def tells(descriptor: int) -> bool:
     """Whether this file system says what is cached, and lets go of it; memory file systems do not."""
     drop(descriptor)
     target = np.empty(320, dtype=np.uint8)
-    return PlainQueue().read(spans_of(descriptor, np.array([7])), target, nowait=True)[0] == -errno.EAGAIN
+    batch = PlainQueue().prepare(spans_of(descriptor, np.array([7])), target, nowait=True)
+    batch.run(0, 1)
+    return batch.results()[0] == -errno.EAGAIN
 
 
 @pytest.mark.parametrize("count", [1, 16, 700, 2500])
@@ -100,11 +105,10 @@ def disk_bytes() -> int:
 def test_a_file_system_that_does_not_tell(file, monkeypatch):
     descriptor, content = file
     queue = PlainQueue()
-    real = queue.read
+    real = queue.prepare
+    refused = SimpleNamespace(run=lambda begin, end: None, results=lambda: np.full(2, -errno.EOPNOTSUPP))
     monkeypatch.setattr(
-        queue,
-        "read",
-        lambda spans, target, nowait: np.full(len(spans), -errno.EOPNOTSUPP) if nowait else real(spans, target, nowait),
+        queue, "prepare", lambda spans, target, nowait: refused if nowait else real(spans, target, False)
     )
     target = np.zeros(2 * 320, dtype=np.uint8)
     outcome = ReadPool(queue).read(spans_of(descriptor, np.array([1, 2])), target)
@@ -123,11 +127,15 @@ class Moves:
         assert advice == os.POSIX_FADV_WILLNEED and size == 320
         self.log.append(("advised", offset // PAGE))
 
-    def read(self, spans: Spans, target: np.ndarray, nowait: bool) -> np.ndarray:
+    def prepare(self, spans: Spans, target: np.ndarray, nowait: bool) -> SimpleNamespace:
         pages = (spans.offset // PAGE).tolist()
-        self.threads.add(threading.current_thread().name)
-        self.log += [("asked" if nowait else "read", page) for page in pages]
-        return np.array([-errno.EAGAIN if nowait and page not in self.hot else 320 for page in pages])
+
+        def run(begin: int, end: int) -> None:
+            self.threads.add(threading.current_thread().name)
+            self.log += [("asked" if nowait else "read", page) for page in pages[begin:end]]
+
+        answers = [-errno.EAGAIN if nowait and page not in self.hot else 320 for page in pages]
+        return SimpleNamespace(run=run, results=lambda: np.array(answers))
 
 
 def test_the_kernel_hears_of_all_that_is_missing_before_any_of_it_is_read(monkeypatch):
@@ -149,9 +157,14 @@ def test_where_nobody_tells_the_kernel_hears_of_everything(monkeypatch):
 def test_a_large_batch_is_shared_out_and_the_threads_end(monkeypatch):
     queue = Moves(monkeypatch, hot=set(range(PAGES)))
     barrier = threading.Barrier(3, timeout=30)
-    real = queue.read
-    # No thread may take a second piece before each has one.
-    monkeypatch.setattr(queue, "read", lambda *a, **k: (barrier.wait(), real(*a, **k))[1])
+    real = queue.prepare
+
+    def prepare(*given, **named) -> SimpleNamespace:
+        batch = real(*given, **named)
+        # No thread may take a second part before each has one.
+        return SimpleNamespace(run=lambda *part: (barrier.wait(), batch.run(*part)), results=batch.results)
+
+    monkeypatch.setattr(queue, "prepare", prepare)
     reader = ReadPool(queue, 3)
     outcome = reader.read(spans_of(0, np.arange(3 * 512)), np.zeros(3 * 512 * 320, dtype=np.uint8))
     assert (outcome.results == 320).all() and len(queue.threads) == 3
@@ -175,6 +188,64 @@ def test_errors_are_those_of_their_spans(file, queue):
     assert np.array_equal(target[:320], content[:320]) and np.array_equal(target[640:960], content[2 * PAGE :][:320])
 
 
+def test_errors_in_parts_of_several_threads_and_several_calls(monkeypatch, file):
+    """A refused read takes no answer's place, wherever its part begins."""
+    descriptor, content = file
+    monkeypatch.setattr(aio, "_DEPTH", 100)
+    pages, closed = np.arange(1200), os.dup(descriptor)
+    os.close(closed)
+    spans = spans_of(descriptor, pages)
+    bad = pages % 7 == 3
+    spans.fd[bad] = closed
+    target = np.zeros(len(pages) * 320, dtype=np.uint8)
+    results = ReadPool(AioQueue(), 2).read(spans, target).results
+    assert np.array_equal(results, np.where(bad, -errno.EBADF, 320))
+    assert np.array_equal(target.reshape(-1, 320)[~bad], content.reshape(PAGES, PAGE)[pages[~bad], :320])
+
+
+def test_a_queue_is_as_deep_as_the_kernel_has_room_for(monkeypatch):
+    """fs.aio-max-nr is shared by a machine's threads: a smaller queue reads the same in more calls."""
+    asked = []
+
+    def setup(number, depth, context=None) -> int:
+        if context is None:
+            return 0  # given back
+        asked.append(depth.value)
+        ctypes.set_errno(errno.EAGAIN)
+        return 0 if depth.value <= room else -1
+
+    monkeypatch.setattr(aio, "_call", setup)
+    room = 600
+    assert aio.Context(206, 207, 2048).depth == 512 and asked == [2048, 512]
+    room = 0
+    with pytest.raises(AioUnavailable, match="io_setup"):
+        aio.Context(206, 207, 2048)
+    assert asked[2:] == [2048, 512, 128]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4, 8, 12, 16])
+def test_two_engines_have_queues_on_one_machine(threads):
+    """Beside the threads of a pool the engine's own reads, and the one that reads ahead."""
+    assert 2 * (threads + 2) * AioQueue(threads).context().depth <= 65536
+
+
+def test_no_part_is_left_running_when_one_has_failed(file):
+    """The target is the caller's again when ``read`` has ended."""
+    descriptor, _ = file
+    ended = []
+
+    def run(begin: int, end: int) -> None:
+        if begin == 0:
+            raise ZeroDivisionError
+        time.sleep(0.2)
+        ended.append(begin)
+
+    queue = SimpleNamespace(prepare=lambda *_: SimpleNamespace(run=run))
+    with pytest.raises(ZeroDivisionError):
+        ReadPool(queue, 2).read(spans_of(descriptor, np.arange(1024)), np.empty(0, dtype=np.uint8))
+    assert ended == [512]
+
+
 def test_without_the_kernels_batches(monkeypatch, file):
     def refuse(*_):
         raise AioUnavailable(errno.EPERM, "not here")
@@ -194,7 +265,7 @@ def test_a_thread_for_which_the_kernel_has_no_queue(monkeypatch, file):
     def refuse(*_):
         raise AioUnavailable(errno.EAGAIN, "io_setup")
 
-    monkeypatch.setattr(reader.queue, "_context", refuse)
+    monkeypatch.setattr(reader.queue, "context", refuse)
     target = np.zeros(320, dtype=np.uint8)
     assert reader.read(spans_of(descriptor, np.array([9])), target).results.tolist() == [320]
     assert isinstance(reader.queue, PlainQueue) and np.array_equal(target, content[9 * PAGE :][:320])

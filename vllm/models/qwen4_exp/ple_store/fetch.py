@@ -34,32 +34,50 @@ class Fetched(NamedTuple):
         return rows[torch.from_numpy(self.index.reshape(-1))].view(*self.index.shape, rows.shape[1])
 
 
+class Asked(NamedTuple):
+    """Numbers of rows: ``ids`` int64 of any shape, ``numbers`` each once and sorted, ``where`` in these each id is."""
+
+    ids: np.ndarray
+    numbers: np.ndarray
+    where: np.ndarray
+
+    @classmethod
+    def of(cls, ids: np.ndarray) -> "Asked":
+        numbers, where = np.unique(ids, return_inverse=True)
+        return cls(ids, numbers, where.reshape(ids.shape))
+
+
 class Ahead:
     """Rows that are being read ahead.
 
     Attributes:
-        numbers: of the rows, sorted; None as long as they have not been looked at
+        asked: which; None as long as they have not been looked at
         records: uint8 ``[rows, row_bytes]`` in the end; None where they could not be read
     """
 
     def __init__(self, ids: Callable[[], np.ndarray], store: RowStore, thread: ThreadPoolExecutor) -> None:
-        self.numbers: np.ndarray | None = None
+        self.asked: Asked | None = None
         self.records: Future[torch.Tensor | None] = thread.submit(self._read, ids, store)
 
     def _read(self, ids: Callable[[], np.ndarray], store: RowStore) -> torch.Tensor | None:
-        numbers = self.numbers = np.unique(ids())
+        self.asked = Asked.of(ids())
         try:
-            return store.read(numbers)
+            return store.read(self.asked.numbers)
         except PLEStoreError:
             # If the rows are wanted indeed, reading them then will fail again, and be heard.
             return None
 
+    def exactly(self, ids: np.ndarray) -> Asked | None:
+        """What was asked, if it is just this: then it is sorted already."""
+        return self.asked if self.asked is not None and np.array_equal(self.asked.ids, ids) else None
+
     def find(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Where in ``records`` wanted rows are, and which of them are there; None where it does not pay to wait."""
-        if self.numbers is None or not len(self.numbers):
+        if self.asked is None or not len(self.asked.numbers):
             return None
-        at = np.minimum(np.searchsorted(self.numbers, wanted), len(self.numbers) - 1)
-        found = self.numbers[at] == wanted
+        numbers = self.asked.numbers
+        at = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
+        found = numbers[at] == wanted
         # A step of somebody else, such as decoding beside a long prompt, must not wait for that prompt's next chunk.
         enough = found.any() if self.records.done() else 2 * found.sum() > len(wanted)
         return (at, found) if enough else None
@@ -88,11 +106,13 @@ class RowFetcher:
             RowOutOfRange, RowReadFailed
         """
         begun = time.perf_counter()
-        wanted, where = np.unique(ids, return_inverse=True)
-        parts, at = self._read(wanted)
-        where = where.reshape(ids.shape)
-        fetched = Fetched(parts, where if at is None else at[where])
-        self.counters.add(rows=ids.size, unique_rows=len(wanted), row_wait_seconds=time.perf_counter() - begun, steps=1)
+        asked = self._ahead.exactly(ids) if self._ahead is not None else None
+        fetched = self._as_foreseen(asked) if asked is not None else None
+        if fetched is None:
+            asked = Asked.of(ids)
+            fetched = self._read(asked)
+        seconds = time.perf_counter() - begun
+        self.counters.add(rows=ids.size, unique_rows=len(asked.numbers), row_wait_seconds=seconds, steps=1)
         return fetched
 
     def read_ahead(self, ids: Callable[[], np.ndarray]) -> None:
@@ -110,12 +130,20 @@ class RowFetcher:
             self._thread.shutdown()
         self.store.close()
 
-    def _read(self, wanted: np.ndarray) -> tuple[list[torch.Tensor], np.ndarray | None]:
-        """Parts as of ``Fetched``, and where ``wanted`` are in them; None where these are all, in order."""
+    def _as_foreseen(self, asked: Asked) -> Fetched | None:
+        """All that was read ahead, as every chunk of a long prompt but the first wants it; None if it could not be read."""
+        records = self._ahead.records.result()
+        if records is None:
+            return None
+        self.counters.add(ahead_rows=len(records))
+        return Fetched([records], asked.where)
+
+    def _read(self, asked: Asked) -> Fetched:
+        wanted = asked.numbers
         place = self._ahead.find(wanted) if self._ahead is not None and len(wanted) else None
         records = self._ahead.records.result() if place is not None else None
         if records is None:
-            return [self.store.read(wanted)], None
+            return Fetched([self.store.read(wanted)], asked.where)
         at, found = place
         here = int(found.sum())
         self.counters.add(ahead_rows=here)
@@ -123,6 +151,6 @@ class RowFetcher:
             # Few of them: the others need not travel to the device.
             records, at = records[torch.from_numpy(at[found])], np.cumsum(found) - 1
         if here == len(wanted):
-            return [records], at
+            return Fetched([records], at[asked.where])
         behind = len(records) + np.cumsum(~found) - 1
-        return [records, self.store.read(wanted[~found])], np.where(found, at, behind)
+        return Fetched([records, self.store.read(wanted[~found])], np.where(found, at, behind)[asked.where])

@@ -17,6 +17,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
@@ -129,10 +130,10 @@ class TableFiles:
         self.close()
 
     def plan(self, wanted: np.ndarray, start: int) -> "Plan":
-        """Where ``wanted`` are; their bytes go to ``start`` of a target. Raises RowOutOfRange, RowReadFailed."""
-        outside = (wanted < 0) | (wanted >= self.location.rows)
-        if outside.any():
-            rows, count = wanted[outside], self.location.rows
+        """Where ``wanted``, at least one, are; their bytes go to ``start`` of a target. Raises RowOutOfRange, RowReadFailed."""
+        count = self.location.rows
+        if wanted[0] < 0 or wanted[-1] >= count:
+            rows = wanted[(wanted < 0) | (wanted >= count)]
             # Where a row behind the last would be; one below the first has no place.
             lost = self._lost(rows, *self.location.place(np.maximum(rows, 0)), [f"a table of {count} rows"] * len(rows))
             raise RowOutOfRange(lost[0].path, f"a row of 0..{count - 1}", f"row {rows[0]}", lost)
@@ -199,7 +200,8 @@ def read_together(tables: Sequence[TableFiles], wanted: np.ndarray) -> list[torc
     Raises:
         RowOutOfRange, RowReadFailed
     """
-    bounds = np.cumsum([0, *(table.location.row_bytes * len(wanted) for table in tables)]).tolist()
+    sizes = [table.location.row_bytes for table in tables]
+    bounds = list(accumulate((size * len(wanted) for size in sizes), initial=0))
     # On the host whatever the default device is: models are built under one of CUDA.
     target = torch.empty(bounds[-1], dtype=torch.uint8, device="cpu", pin_memory=tables[0].pinned)
     if len(wanted):
@@ -207,10 +209,9 @@ def read_together(tables: Sequence[TableFiles], wanted: np.ndarray) -> list[torc
         spans = plans[0].spans if len(plans) == 1 else joined([plan.spans for plan in plans])
         outcome = tables[0].pool.read(spans, target.numpy())
         tables[0].counters.count_reads(spans, outcome)
-        ends = np.cumsum([len(plan.spans) for plan in plans])[:-1]
-        for table, plan, results in zip(tables, plans, np.split(outcome.results, ends)):
-            table.check(wanted, plan, results)
-    sizes = [table.location.row_bytes for table in tables]
+        ends = list(accumulate((len(plan.spans) for plan in plans), initial=0))
+        for table, plan, begin, end in zip(tables, plans, ends, ends[1:]):
+            table.check(wanted, plan, outcome.results[begin:end])
     return [target[a:b].view(len(wanted), size) for a, b, size in zip(bounds, bounds[1:], sizes)]
 
 

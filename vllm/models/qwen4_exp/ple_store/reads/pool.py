@@ -2,15 +2,17 @@
 """A batch of spans, read in three moves.
 
 What is in the page cache is read first, without waiting.  Then the kernel is told of everything else, so that the
-disk sees it at once.  Then that is read.  A large batch is cut over a few threads, each of which does the same; a
-system call holds no lock of the interpreter, so they work beside each other and beside the engine's own thread.
+disk sees it at once.  Then that is read.  Each move of a large batch is cut over a few threads; a system call holds no
+lock of the interpreter, so they work beside each other and beside the engine's own thread.
 """
 
 import errno
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -54,8 +56,8 @@ class ReadPool:
             queue: None takes the best
             threads: None: as ``threads_for`` has it
         """
-        self.queue = queue if queue is not None else best_queue()
         self._threads = threads or threads_for(len(os.sched_getaffinity(0)))
+        self.queue = queue if queue is not None else best_queue(self._threads)
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._process = os.getpid()
@@ -63,26 +65,6 @@ class ReadPool:
 
     def read(self, spans: Spans, target: np.ndarray) -> Outcome:
         """Read every span into ``target`` (uint8); errors are answers, nothing is raised for them."""
-        parts = min(self._threads, max(1, len(spans) // _PER_THREAD))
-        if parts == 1:
-            return self._read(spans, target)
-        bounds = np.linspace(0, len(spans), parts + 1).astype(int)
-        pieces = [spans[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
-        done = list(self._executor().map(lambda piece: self._read(piece, target), pieces))
-        told = all(part.cached is not None for part in done)
-        return Outcome(
-            np.concatenate([part.results for part in done]),
-            np.concatenate([part.cached for part in done]) if told else None,
-            sum(part.disk_bytes for part in done),
-        )
-
-    def close(self) -> None:
-        """End the threads."""
-        if self._pool is not None and self._process == os.getpid():
-            self._pool.shutdown()
-        self._pool = None
-
-    def _read(self, spans: Spans, target: np.ndarray) -> Outcome:
         try:
             return self._in_moves(spans, target)
         except AioUnavailable:
@@ -90,21 +72,55 @@ class ReadPool:
             self.queue = PlainQueue()
             return self._in_moves(spans, target)
 
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None and self._process == os.getpid():
+            self._pool.shutdown()
+        self._pool = None
+
     def _in_moves(self, spans: Spans, target: np.ndarray) -> Outcome:
-        if not self._tells:
-            advise(spans)
-            return Outcome(complete(self.queue, spans, target), None, 0)
-        results = self.queue.read(spans, target, nowait=True)
-        cached = results == spans.size
-        if cached.all():
-            return Outcome(results, cached, 0)
-        if np.isin(-results, _DOES_NOT_TELL).any():
+        if self._tells:
+            results = self._run(spans, target, nowait=True)
+            cached = results == spans.size
+            if cached.all():
+                return Outcome(results, cached, 0)
+            if not np.isin(-results, _DOES_NOT_TELL).any():
+                rest = spans[~cached]
+                results[~cached] = self._complete(rest, target)
+                return Outcome(results, cached, _pages(rest) * PAGE)
             self._tells = False
-            return self._in_moves(spans, target)
-        rest = spans[~cached]
-        advise(rest)
-        results[~cached] = complete(self.queue, rest, target)
-        return Outcome(results, cached, _pages(rest) * PAGE)
+        return Outcome(self._complete(spans, target), None, 0)
+
+    def _complete(self, spans: Spans, target: np.ndarray) -> np.ndarray:
+        """Read, and go on where a read gave less than asked for, until the end of the file or an error."""
+        self._spread(len(spans), lambda begin, end: advise(spans[begin:end]))
+        results = self._run(spans, target, nowait=False)
+        while (short := np.flatnonzero((results > 0) & (results < spans.size))).size:
+            got = results[short]
+            rest = spans[short]
+            more = self._run(Spans(rest.fd, rest.offset + got, rest.size - got, rest.start + got), target, nowait=False)
+            results[short] = np.where(more > 0, got + more, np.where(more < 0, more, got))
+            if (more <= 0).all():
+                break
+        return results
+
+    def _run(self, spans: Spans, target: np.ndarray, nowait: bool) -> np.ndarray:
+        batch = self.queue.prepare(spans, target, nowait)
+        self._spread(len(spans), batch.run)
+        return batch.results()
+
+    def _spread(self, count: int, work: Callable[[int, int], None]) -> None:
+        """Do ``work`` on ``[0, count)``, in parts beside each other where it is large."""
+        parts = min(self._threads, max(1, count // _PER_THREAD))
+        if parts == 1:
+            work(0, count)
+            return
+        bounds = [count * part // parts for part in range(parts + 1)]
+        # What a part raises is raised here, when all have ended: the target is theirs until then.
+        parts_done = [self._executor().submit(work, begin, end) for begin, end in pairwise(bounds)]
+        wait(parts_done)
+        for part in parts_done:
+            part.result()
 
     def _executor(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -125,9 +141,9 @@ def threads_for(processors: int) -> int:
     return min(_THREADS, max(min(processors, 4), processors // 2))
 
 
-def best_queue() -> AioQueue | PlainQueue:
+def best_queue(threads: int) -> AioQueue | PlainQueue:
     try:
-        return AioQueue()
+        return AioQueue(threads)
     except AioUnavailable:
         return PlainQueue()
 
@@ -140,19 +156,6 @@ def advise(spans: Spans) -> None:
         except OSError:
             # Advice can be refused; reading then says what is wrong.
             return
-
-
-def complete(queue: AioQueue | PlainQueue, spans: Spans, target: np.ndarray) -> np.ndarray:
-    """Read, and go on where a read gave less than asked for, until the end of the file or an error."""
-    results = queue.read(spans, target, nowait=False)
-    while (short := np.flatnonzero((results > 0) & (results < spans.size))).size:
-        got = results[short]
-        rest = spans[short]
-        more = queue.read(Spans(rest.fd, rest.offset + got, rest.size - got, rest.start + got), target, nowait=False)
-        results[short] = np.where(more > 0, got + more, np.where(more < 0, more, got))
-        if (more <= 0).all():
-            break
-    return results
 
 
 def _pages(spans: Spans) -> int:
