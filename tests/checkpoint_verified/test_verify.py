@@ -133,6 +133,18 @@ class TestFlatFile:
     def test_passes(self, intact, flat, config_of):
         verify_checkpoint(self.served_from(config_of(intact), flat))
 
+    @pytest.mark.parametrize("fault", ["cut off", "replaced", "of no table"])
+    def test_the_check_says_the_same(self, intact, flat, config_of, tmp_path, capsys, fault):
+        content, broken = bytearray(flat.read_bytes()), tmp_path / "broken.flat"
+        content[len(content) // 2 :] = b"" if fault == "cut off" else bytes(len(content) - len(content) // 2)
+        content[0] ^= fault == "of no table"
+        broken.write_bytes(content)
+        with pytest.raises(Finding) as refused:
+            verify_checkpoint(self.served_from(config_of(intact), broken))
+        assert main(["check", str(intact), "--json", "--engram-config.host_file_path", str(broken)]) == 1
+        said = json.loads(capsys.readouterr().out)["findings"]
+        assert str(refused.value) in [finding["message"] for finding in said]
+
     def test_cut_off(self, intact, flat, config_of, tmp_path):
         cut = tmp_path / "cut.flat"
         cut.write_bytes(flat.read_bytes()[:-1])

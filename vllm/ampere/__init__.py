@@ -3,7 +3,8 @@
 
     finding.py   the base of everything that can be wrong with a checkpoint
     checkpoint/  a checkpoint as its headers and JSON describe it
-    findings/    what is wrong with it: one class for each way, found by one function for each module
+    findings/    what is wrong with it: one class for each way, found by one function for each module; stored_table.py
+                 asks the store that would serve the n-gram table
     report/      what it holds, as numbers and as text
     repair/      corrected JSON beside links to the same weights
     command/     the subcommands; a new one is a module and a line in its `COMMANDS`

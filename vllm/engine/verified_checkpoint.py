@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from vllm.ampere.checkpoint import Checkpoint, read
 from vllm.ampere.checkpoint.config import ARCHITECTURES
 from vllm.ampere.checkpoint.documents import INDEX
-from vllm.ampere.checkpoint.table import table_rows
 from vllm.ampere.finding import REFUSE, Finding
-from vllm.ampere.findings import draft, files, findings, ngram_table, refuse
+from vllm.ampere.findings import draft, files, findings, refuse
+from vllm.ampere.findings.stored_table import TableRefused, stored_tables, without_room_made
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
@@ -33,9 +33,6 @@ SETTINGS = ("refuse", "warn", "off")
 _SAID_ELSEWHERE = ("SamplingUnsaid", "SharedTargetUnused")
 
 
-_IN_THE_FLAT_FILE = (ngram_table.NgramTableMissing, ngram_table.NgramShardMissing)
-
-
 class UnknownCheckpointCheck(ValueError):
     """A value that `checkpoint_check` does not have."""
 
@@ -46,10 +43,6 @@ class Nvfp4NeedsNewerGpu(Finding):
         "They run weight-only on NVIDIA GPUs of compute capability 7.5 and later, and dequantized on a CPU. Serve a BF16, "
         "GPTQ or compressed-tensors INT checkpoint here instead; an NVFP4 n-gram table beside such weights is fine."
     )
-
-
-class TableRefused(Finding):
-    what = "The n-gram table cannot be read"
 
 
 def setting(additional_config: Any) -> str:
@@ -133,8 +126,7 @@ def _look(model: str, drafts: bool, flat: str | None) -> tuple[list[Finding], Ch
     checkpoint = read(model)
     found = findings(checkpoint)
     if flat:
-        # Shards that the index does not name any more made room for the file. A name without its file stops the loader.
-        found = [finding for finding in found if not isinstance(finding, _IN_THE_FLAT_FILE)]
+        found = without_room_made(found)
     if drafts:
         found = [*draft.check(checkpoint), *found]
     if not any(finding.severity == REFUSE for finding in found):
@@ -149,30 +141,11 @@ def _of_a_file(finding: Finding) -> bool:
 
 def _table(checkpoint: Checkpoint, flat: str | None) -> Iterator[Finding]:
     """What the store that serves the rows would refuse, asked before it is built."""
-    from vllm.models.qwen4_exp.ple_store.errors import PLEStoreError
-    from vllm.models.qwen4_exp.ple_store.flat.reader import open_flat
-    from vllm.models.qwen4_exp.ple_store.formats import locate_table
-    from vllm.models.qwen4_exp.ple_store.locate import TableShape
-
-    text = checkpoint.text
-    for index, layer in enumerate(text.ple_layer_ids):
-        name = f"layers.{layer - 1}.ple.ple_embedding.ngram_embedding"
-        width = text.ple_embed_dim // text.ngram_heads
-        shape = TableShape(rows=table_rows(text, index), dim=width, parts=text.split_ngram_parts)
-        try:
-            if flat:
-                store = open_flat(Path(flat), str(checkpoint.path), name, shape)
-                rows, kind = store.table.count, f"{store.table}, in {flat}"
-                store.close()
-            else:
-                table = locate_table(checkpoint.path, name, shape)
-                rows, kind = table.count, str(table)
-        except PLEStoreError as error:
-            refused = TableRefused(Path(error.path).name, error.expected, error.actual)
-            refused.what, refused.remedy = error.what, error.remedy
-            yield refused
+    for table in stored_tables(checkpoint, Path(flat) if flat else None):
+        if isinstance(table, TableRefused):
+            yield table
         else:
-            logger.info("n-gram table of layer %d: %d rows, %s", layer - 1, rows, kind)
+            logger.info("%s", table)
 
 
 def nvfp4(checkpoint: Checkpoint) -> Iterator[Finding]:

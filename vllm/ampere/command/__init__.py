@@ -19,16 +19,28 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run `vllm ampere ARGV`; returns the exit status. Usage errors exit with 2, as argparse does."""
+    # On use: its module brings in torch. Options of a server are spelled as there, JSON objects by dotted flags too.
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):
+        # A server's shows groups of options only, of which there are none here.
+        format_help = argparse.ArgumentParser.format_help
+
     argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog="vllm ampere", description="Tools for Qwen3.8-Flash-Next on several cards.")
+    parser = Parser(
+        prog="vllm ampere",
+        description="Tools for Qwen3.8-Flash-Next on several cards.",
+        formatter_class=argparse.HelpFormatter,
+    )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in argv if not word.startswith("-")), None)
     for name, (module, summary) in COMMANDS.items():
-        sub = subparsers.add_parser(name, help=summary, description=summary)
+        sub = subparsers.add_parser(
+            name, help=summary, description=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         if name == chosen:
             command = importlib.import_module(module)
             sub.description = command.__doc__
-            sub.formatter_class = argparse.RawDescriptionHelpFormatter
             command.add_arguments(sub)
             sub.set_defaults(run=command.run)
     args = parser.parse_args(argv)

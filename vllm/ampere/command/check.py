@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Say what a checkpoint holds, which stages it lands on, and what is wrong with it.
 
-Reads headers and JSON files only. Exit status: 0 for "ok" and "warnings", 1 for "refused" (or nothing there to
-look at), 2 for a wrong command line. With --repair the status is that of the repaired checkpoint.
+Reads headers and JSON files only, and a few rows where a flat file of the n-gram table is named. Exit status: 0 for
+"ok" and "warnings", 1 for "refused" (or nothing there to look at), 2 for a wrong command line. With --repair the status
+is that of the repaired checkpoint.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vllm.ampere.checkpoint import read
+from vllm.ampere.checkpoint import Checkpoint, read
 from vllm.ampere.finding import Finding
 from vllm.ampere.findings import findings
+from vllm.ampere.findings.stored_table import with_flat_file
 from vllm.ampere.repair import Repair, RepairError, repair
 from vllm.ampere.report import summary, text, verdict
 from vllm.ampere.report.style import paint
@@ -37,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--partition",
         metavar="COUNTS",
         help="layers of each stage, as in 17,16,15 (default: VLLM_PP_LAYER_PARTITION, else even)",
+    )
+    parser.add_argument(
+        "--engram-config",
+        metavar="JSON",
+        help="as the server has it: a host_file_path in it (or VLLM_PLE_MMAP_PATH) is checked in place of the n-gram "
+        "table's shards",
     )
     parser.add_argument(
         "--repair",
@@ -68,12 +76,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    size, sampling = _pipeline_size(args), _sampling(args)
+    size, sampling, flat = _pipeline_size(args), _sampling(args), _flat_file(args)
+
+    def look(checkpoint: Checkpoint):
+        found = findings(checkpoint)
+        return with_flat_file(checkpoint, found, flat) if flat else (found, None)
+
     checkpoint = read(args.checkpoint)
-    found = findings(checkpoint)
+    if flat and not checkpoint.text.ple_layer_ids:
+        _usage(f"host_file_path={str(flat)!r} is a file of the n-gram table, and this model has none (ple_layer_ids)")
+    found, table = look(checkpoint)
     try:
-        made = summary(checkpoint, found, pipeline_size=size, partition=args.partition)
-        repaired = repair(checkpoint, found, args.repair, sampling) if args.repair else None
+        made = summary(checkpoint, found, pipeline_size=size, partition=args.partition, flat=table)
+        repaired = repair(checkpoint, found, args.repair, sampling, lambda out: look(out)[0]) if args.repair else None
     except (RepairError, ValueError) as error:
         # Stages that cannot be say so themselves, with a partition that would work.
         print(f"vllm ampere check: {error}", file=sys.stderr)
@@ -104,6 +119,31 @@ def _sampling(args: argparse.Namespace) -> dict[str, Any] | None:
     if not isinstance(values, dict) or not values or not values.keys() <= set(SAMPLING_KEYS):
         _usage(f"--sampling {args.sampling}: expected an object with some of {', '.join(SAMPLING_KEYS)}")
     return values
+
+
+def _flat_file(args: argparse.Namespace) -> Path | None:
+    """The flat file of the n-gram table that a server with these settings would read; None without any."""
+    # On use, as all of the engine. Where no file is named its configuration, two seconds, is not imported.
+    from vllm import envs
+
+    if args.engram_config is None and not envs.VLLM_PLE_MMAP_PATH:
+        return None
+    from pydantic import ValidationError
+
+    from vllm.config import EngramConfig
+    from vllm.models.qwen4_exp.ple_store.errors import HostFileGatherRefused
+    from vllm.models.qwen4_exp.ple_store.settings import flat_file
+
+    try:
+        engram = EngramConfig(**json.loads(args.engram_config or "{}"))
+        return flat_file(engram)
+    except HostFileGatherRefused as refused:
+        _usage(str(refused))
+    except ValidationError as error:
+        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        _usage(f"--engram-config {args.engram_config}: {said}")
+    except (ValueError, TypeError) as error:
+        _usage(f"--engram-config {args.engram_config}: {error}")
 
 
 def _usage(sentence: str) -> NoReturn:

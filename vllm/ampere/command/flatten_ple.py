@@ -13,7 +13,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from vllm.ampere.checkpoint.table import table_rows
 from vllm.ampere.finding import Finding
 
 
@@ -48,7 +47,7 @@ def _run(args: argparse.Namespace) -> int:
     from vllm.models.qwen4_exp.ple_store.flat.verify import verify
     from vllm.models.qwen4_exp.ple_store.flat.writer import flatten
     from vllm.models.qwen4_exp.ple_store.formats import locate_table
-    from vllm.models.qwen4_exp.ple_store.locate import TableShape
+    from vllm.models.qwen4_exp.ple_store.locate import tables_of
 
     checkpoint = read(args.checkpoint)
     text = checkpoint.text
@@ -60,13 +59,10 @@ def _run(args: argparse.Namespace) -> int:
     if number not in layers:
         print(f"vllm ampere flatten-ple: --layer {number}: the model has {layers}", file=sys.stderr)
         return 2
-    # One-based in the config, zero-based in the names of tensors.
-    name = f"layers.{number - 1}.ple.ple_embedding.ngram_embedding"
-    dim = text.ple_embed_dim // text.ngram_heads
-    shape = TableShape(table_rows(text, layers.index(number)), dim, text.split_ngram_parts)
+    _, name, shape = list(tables_of(text))[layers.index(number)]
     table = locate_table(checkpoint.path, name, shape)
     with _Bar("written") as bar:
-        made = flatten(table, name, dim, args.file, bar)
+        made = flatten(table, name, shape.dim, args.file, bar)
     if args.verify:
         with _Bar("verified") as bar:
             verify(args.file, bar)

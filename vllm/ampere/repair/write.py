@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,13 @@ class Repair:
     remaining: list[Finding]
 
 
-def repair(checkpoint: Checkpoint, found: list[Finding], out: Path, sampling: dict[str, Any] | None = None) -> Repair:
+def repair(
+    checkpoint: Checkpoint,
+    found: list[Finding],
+    out: Path,
+    sampling: dict[str, Any] | None = None,
+    judge: Callable[[Checkpoint], list[Finding]] = findings,
+) -> Repair:
     """Write corrected JSON and links into `out`, then check that.
 
     Args:
@@ -56,6 +63,7 @@ def repair(checkpoint: Checkpoint, found: list[Finding], out: Path, sampling: di
         out: a directory that is empty or does not exist
         sampling: sampling parameters to add to the generation config; they stand in the model's card and nowhere
             in a checkpoint, so none are made up
+        judge: what finds the faults of what was written; as `found` was made
 
     Raises:
         OutNotEmpty, OutInSource, OutUnwritable
@@ -69,7 +77,7 @@ def repair(checkpoint: Checkpoint, found: list[Finding], out: Path, sampling: di
             (out / name).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         raise OutUnwritable(f"{out} cannot be written: {error.strerror}") from error
-    return Repair(out, planned.changes, linked, findings(read(out)))
+    return Repair(out, planned.changes, linked, judge(read(out)))
 
 
 def _usable(source: Path, out: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm.ampere.checkpoint import Checkpoint
 from vllm.ampere.checkpoint.names import BODY
+from vllm.ampere.findings.stored_table import StoredTable
 from vllm.ampere.report.classes import ModuleClass
 
 
@@ -47,8 +48,8 @@ class DecodeStep:
         }
 
 
-def decode_step(checkpoint: Checkpoint, classes: list[ModuleClass]) -> DecodeStep:
-    """From the bytes of each class."""
+def decode_step(checkpoint: Checkpoint, classes: list[ModuleClass], flat: StoredTable | None = None) -> DecodeStep:
+    """From the bytes of each class; `flat` is where rows of the n-gram table are read from, if not from the shards."""
     text = checkpoint.text
     size = {item.name: item.total.bytes for item in classes}
     embedding = size.get("embeddings", 0)
@@ -56,12 +57,11 @@ def decode_step(checkpoint: Checkpoint, classes: list[ModuleClass]) -> DecodeSte
     if text.tie_word_embeddings:
         # The same table is the lm_head.
         dense += embedding
-    table_rows = max(1, sum(_rows(checkpoint)))
+    row = flat.row_bytes if flat else size.get("ngram_table", 0) // max(1, sum(_rows(checkpoint)))
     return DecodeStep(
         dense=dense,
         experts=size.get("experts", 0) * text.num_experts_per_tok // text.num_experts,
-        rows=embedding // text.vocab_size
-        + size.get("ngram_table", 0) // table_rows * text.ngram_heads * len(text.ple_layer_ids),
+        rows=embedding // text.vocab_size + row * text.ngram_heads * len(text.ple_layer_ids),
         embedding_table=embedding,
         chosen=text.num_experts_per_tok,
         of=text.num_experts,

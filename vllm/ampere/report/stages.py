@@ -7,9 +7,12 @@ from typing import Any
 
 from vllm.ampere.checkpoint import Checkpoint
 from vllm.ampere.checkpoint.names import layer_of
+from vllm.ampere.findings.stored_table import StoredTable
 
 
-def stages(checkpoint: Checkpoint, pipeline_size: int, partition: str | None = None) -> list[dict[str, Any]]:
+def stages(
+    checkpoint: Checkpoint, pipeline_size: int, partition: str | None = None, flat: StoredTable | None = None
+) -> list[dict[str, Any]]:
     """One object for each stage: its layers and bytes.
 
     `resident_bytes` is what a stage holds to serve text and images: without the n-gram table, which may stay on disk,
@@ -18,6 +21,7 @@ def stages(checkpoint: Checkpoint, pipeline_size: int, partition: str | None = N
     Args:
         pipeline_size: as --pipeline-parallel-size
         partition: as VLLM_PP_LAYER_PARTITION; None for that variable, or upstream's default
+        flat: the file that is read in place of the n-gram table's shards, and stands for them
 
     Raises:
         vllm.models.qwen4_exp.partition.PipelineStageError: stages that cannot be
@@ -59,6 +63,9 @@ def stages(checkpoint: Checkpoint, pipeline_size: int, partition: str | None = N
             made[last][key] += module.bytes
         elif module.kind == "embeddings" and last and checkpoint.text.mtp_layers:
             made[last]["mtp_bytes"] += module.bytes
+    if flat:
+        for stage in made:
+            stage["ngram_table_bytes"] = flat.bytes if home[flat.layer] == stage["stage"] else 0
     beside = ("ngram_table_bytes", "mtp_bytes")
     for stage in made:
         stage["resident_bytes"] = sum(v for k, v in stage.items() if k.endswith("_bytes") and k not in beside)

@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm.ampere.checkpoint import Checkpoint
 from vllm.ampere.finding import REFUSE, Finding
+from vllm.ampere.findings.stored_table import StoredTable
 from vllm.ampere.report.classes import body, by_class
 from vllm.ampere.report.decode import decode_step
 from vllm.ampere.report.stages import stages
@@ -23,7 +24,12 @@ def verdict(found: list[Finding]) -> str:
 
 
 def summary(
-    checkpoint: Checkpoint, found: list[Finding], *, pipeline_size: int = 0, partition: str | None = None
+    checkpoint: Checkpoint,
+    found: list[Finding],
+    *,
+    pipeline_size: int = 0,
+    partition: str | None = None,
+    flat: StoredTable | None = None,
 ) -> dict[str, Any]:
     """What the checkpoint holds and what is wrong with it.
 
@@ -31,6 +37,7 @@ def summary(
         found: what `findings` returned
         pipeline_size: stages to describe; 0 for none
         partition: see `stages`
+        flat: the flat file that rows of the n-gram table are read from in place of the checkpoint's
 
     Raises:
         vllm.models.qwen4_exp.partition.PipelineStageError: stages that cannot be
@@ -46,8 +53,9 @@ def summary(
         "layers": checkpoint.text.num_hidden_layers,
         "classes": [item.json() for item in classes],
         "body": body(classes).json(),
-        "decode_step": decode_step(checkpoint, classes).json(),
-        "stages": stages(checkpoint, pipeline_size, partition) if pipeline_size else None,
+        "decode_step": decode_step(checkpoint, classes, flat).json(),
+        "ngram_table_file": flat.json() | {"message": str(flat)} if flat else None,
+        "stages": stages(checkpoint, pipeline_size, partition, flat) if pipeline_size else None,
         "findings": [as_json(finding) for finding in found],
     }
 

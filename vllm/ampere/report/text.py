@@ -59,6 +59,8 @@ def _decode(s: dict[str, Any]) -> Iterator[str]:
         f"From tables it takes rows, {size(step['row_bytes'])}; with the whole token embedding the dense part "
         f"would be {size(step['dense_bytes'] + step['embedding_table_bytes'])}."
     )
+    if flat := s.get("ngram_table_file"):
+        yield f"The {flat['message']}."
 
 
 def _rest(s: dict[str, Any], paint: Paint) -> Iterator[str]:

@@ -9,6 +9,7 @@ are, is ``formats.py``'s.
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vllm.ampere.checkpoint.config import TextConfig
 from vllm.ampere.checkpoint.documents import INDEX
-from vllm.ampere.checkpoint.table import shard_rows
+from vllm.ampere.checkpoint.table import shard_rows, table_rows
 
 from .errors import (
     BadHeader,
@@ -92,6 +94,13 @@ class TableShape:
     def shard_rows(self, index: int) -> int:
         """Rows of shard ``index``; 0 where the table ends before it."""
         return shard_rows(self.rows, self.parts, index)
+
+
+def tables_of(text: TextConfig) -> Iterator[tuple[int, str, TableShape]]:
+    """Every table of a model: its layer counted from zero, the name that `LayerTensors` takes, its shape."""
+    for index, one_based in enumerate(text.ple_layer_ids):
+        shape = TableShape(table_rows(text, index), text.ple_embed_dim // text.ngram_heads, text.split_ngram_parts)
+        yield one_based - 1, f"layers.{one_based - 1}.ple.ple_embedding.ngram_embedding", shape
 
 
 @dataclass(frozen=True)

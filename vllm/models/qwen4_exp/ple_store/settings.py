@@ -59,7 +59,8 @@ def resolve_host_file_gather(vllm_config: "VllmConfig", model_config: "ModelConf
         )
     if engram.host_file_gather:
         _check_model(model_config)
-        _check_engram(vllm_config)
+        _check_engram(engram)
+        _check_batches(vllm_config)
         _check_loading(vllm_config)
         # Unset, it would become true for more than one replica; there is no table to
         # share, the page cache does that.
@@ -73,6 +74,18 @@ def resolve_host_file_gather(vllm_config: "VllmConfig", model_config: "ModelConf
             "Leave host_file_gather out to read rows from the checkpoint's files, or "
             "add cpu_offload=False to hold the table in ordinary memory.",
         )
+
+
+def flat_file(engram: "EngramConfig") -> Path | None:
+    """The flat file that a server with these settings and this environment would read; for whoever only looks at it.
+
+    Raises:
+        HostFileGatherRefused: such a server would not start
+    """
+    _resolve_path(engram, True)
+    if engram.host_file_gather:
+        _check_engram(engram)
+    return Path(engram.host_file_path) if engram.host_file_path else None
 
 
 def _resolve_path(engram: "EngramConfig", has_store: bool) -> None:
@@ -130,9 +143,8 @@ def _check_model(model_config: "ModelConfig") -> None:
         )
 
 
-def _check_engram(vllm_config: "VllmConfig") -> None:
-    """Settings of a table in memory, and splits of the batch."""
-    engram = vllm_config.engram_config
+def _check_engram(engram: "EngramConfig") -> None:
+    """Settings of a table in memory."""
     if not engram.cpu_offload:
         raise HostFileGatherRefused(
             "cpu_offload",
@@ -147,6 +159,10 @@ def _check_engram(vllm_config: "VllmConfig") -> None:
     ):
         if getattr(engram, name):
             raise HostFileGatherRefused(name, True, why, "Leave it out, or set host_file_gather=False.")
+
+
+def _check_batches(vllm_config: "VllmConfig") -> None:
+    """Splits of the batch."""
     if vllm_config.parallel_config.use_ubatching:
         raise HostFileGatherRefused(
             "--enable-dbo / --ubatch-size",

@@ -26,7 +26,10 @@ class FlatReader(RowStore):
 
     Attributes:
         table: what is read
+        compared: rows that were found to be the checkpoint's when the file was opened as its table
     """
+
+    compared = 0
 
     def __init__(
         self,
@@ -94,8 +97,10 @@ def open_flat(
     ):
         if wanted != found:
             raise WrongFlatTable(path, f"{what} {wanted}", str(found))
-    _compare(path, table, checkpoint, layer, shape)
-    return FlatReader(path, table, pool, counters, pinned)
+    compared = _compare(path, table, checkpoint, layer, shape)
+    reader = FlatReader(path, table, pool, counters, pinned)
+    reader.compared = compared
+    return reader
 
 
 def partial(path: Path) -> Path:
@@ -103,13 +108,16 @@ def partial(path: Path) -> Path:
     return path.with_name(path.name + ".partial")
 
 
-def _compare(path: Path, table: FlatTable, checkpoint: str, layer: str, shape: TableShape) -> None:
-    """Compare a few rows with the checkpoint's, over files of their own: nothing of it is counted as serving."""
+def _compare(path: Path, table: FlatTable, checkpoint: str, layer: str, shape: TableShape) -> int:
+    """Compare a few rows with the checkpoint's, over files of their own: nothing of it is counted as serving.
+
+    Returns how many; 0 where the checkpoint has no whole table.
+    """
     try:
         stored = locate_table(checkpoint, layer, shape)
     except (TableNotFound, MissingShard):
         # The shards, or most of them, may have made room for the file.
-        return
+        return 0
     wanted = FlatTable.of(stored, layer, shape.dim, {})
     if not wanted.same_table(table):
         raise FlatTableOfOther(path, f"{wanted} rows with scale {wanted.table_scale}, as {checkpoint} has", str(table))
@@ -122,3 +130,4 @@ def _compare(path: Path, table: FlatTable, checkpoint: str, layer: str, shape: T
             if other.any():
                 row = int(ids[other.nonzero()[0, 0]])
                 raise FlatTableOfOther(path, f"row {row} as {checkpoint} has it", "another")
+    return len(ids)
