@@ -9,6 +9,7 @@ from transformers import AutoConfig
 from demo.checkpoint.geometry import geometry
 from demo.checkpoint.table_formats import recode
 from demo.checkpoint.write import build
+from vllm.ampere.checkpoint.config import table_config
 from vllm.config import EngramConfig, LoadConfig
 from vllm.models.qwen4_exp.ple_store import fits, settings
 
@@ -56,6 +57,24 @@ def test_bytes_are_those_of_the_files(checkpoint, tmp_path, form, row):
         recode(checkpoint, tmp_path / "other", form)
         checkpoint = tmp_path / "other"
     assert fits.table_bytes(model(checkpoint)) == ROWS * row
+
+
+@pytest.mark.parametrize("left_out", ["", "split_ngram_parts", "ple_embed_dim", "make_ngram_vocab_size_divisible_by"])
+def test_config_json_and_the_parsed_configuration_say_the_same(checkpoint, tmp_path, left_out):
+    """With one list of what a key that is not there means: transformers has its own."""
+    text = json.loads((checkpoint / "config.json").read_text())
+    text.pop(left_out, None)
+    (tmp_path / "config.json").write_text(json.dumps(text))
+    assert table_config(AutoConfig.from_pretrained(tmp_path).to_dict()) == table_config(text)
+
+
+def test_a_configuration_that_was_made_smaller_is_weighed(checkpoint):
+    """--hf-overrides of one key leave the lists of layers as they were."""
+    smaller = model(checkpoint)
+    smaller.hf_text_config.num_hidden_layers = 4
+    assert fits.table_bytes(smaller) == ROWS * 2 * VALUES
+    smaller.hf_text_config.ngram_size = 1
+    assert fits.table_bytes(smaller) is None
 
 
 def test_it_is_left_in_the_files_where_memory_is_too_small(resolved):

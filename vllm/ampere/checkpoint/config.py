@@ -75,6 +75,20 @@ TEXT_KEYS = frozenset((*_REQUIRED, *_DEFAULTS, *_OTHERS))
 
 
 @dataclass(frozen=True)
+class TableConfig:
+    """The numbers that the n-gram tables follow from; attributes are named as in the config."""
+
+    #: one-based, as in the config
+    ple_layer_ids: tuple[int, ...]
+    ple_embed_dim: int
+    #: rows that are looked up for a token
+    ngram_heads: int
+    ngram_vocab_size_base: int
+    make_ngram_vocab_size_divisible_by: int
+    split_ngram_parts: int
+
+
+@dataclass(frozen=True)
 class TextConfig:
     """The numbers that shapes follow from; attributes are named as in the config."""
 
@@ -136,21 +150,41 @@ def _misplaced(key: str, config: dict[str, Any], nested: dict[str, Any]) -> bool
     return key not in nested or (key not in _OTHERS and config[key] != nested[key])
 
 
+def table_config(text: dict[str, Any], place: str = CONFIG) -> TableConfig:
+    """Of a text config alone: from config.json, or the engine's own, whose `to_dict()` has --hf-overrides in it.
+
+    Other keys are not looked at: of a configuration that was made smaller they need not fit each other.
+
+    Raises:
+        ConfigKeyMissing, ConfigValueUnusable
+    """
+    layers, hidden = _value(text, "num_hidden_layers", place), _value(text, "hidden_size", place)
+    heads = (_value(text, "ngram_size", place) - 1) * _value(text, "heads_per_ngram", place)
+    width = text.get("ple_embed_dim")
+    width = hidden if width is None else _number(f"{place}, ple_embed_dim", width, 1)
+    if not 1 <= heads <= 4096 or width % heads:
+        raise ConfigValueUnusable(f"{place}, ple_embed_dim", f"a multiple of {heads} heads", width)
+    ids = text.get("ple_layer_ids") or []
+    if not isinstance(ids, list) or not all(isinstance(n, int) and 1 <= n <= layers for n in ids):
+        raise ConfigValueUnusable(f"{place}, ple_layer_ids", f"numbers from 1 to {layers}", repr(ids))
+    rows = ("ngram_vocab_size_base", "make_ngram_vocab_size_divisible_by", "split_ngram_parts")
+    return TableConfig(tuple(sorted(set(ids))), width, heads, *(_value(text, key, place) for key in rows))
+
+
+def _value(text: dict[str, Any], key: str, place: str) -> int:
+    """The number `key`, or what a config without it means."""
+    value = text.get(key)
+    if value is None and key in _REQUIRED:
+        raise ConfigKeyMissing(f"{place}, {key}", "a number", "no such key")
+    value = _DEFAULTS.get(key) if value is None else value
+    return _number(f"{place}, {key}", value, 0 if key.startswith("indexer_") else 1, _MOST.get(key, 10**7))
+
+
 def _build(text: dict[str, Any], config: dict[str, Any], model_type: str, misplaced: tuple[str, ...]) -> TextConfig:
     place = CONFIG if text is config else f"{CONFIG}, text_config"
-    values: dict[str, Any] = {}
-    for key in _REQUIRED:
-        if text.get(key) is None:
-            raise ConfigKeyMissing(f"{place}, {key}", "a number", "no such key")
-    for key in (*_REQUIRED, *_DEFAULTS):
-        value = text.get(key)
-        value = _DEFAULTS.get(key) if value is None else value
-        values[key] = _number(f"{place}, {key}", value, 0 if key.startswith("indexer_") else 1, _MOST.get(key, 10**7))
-    width = text.get("ple_embed_dim")
-    values["ple_embed_dim"] = values["hidden_size"] if width is None else _number(f"{place}, ple_embed_dim", width, 1)
-    heads = values["ngram_heads"] = (values["ngram_size"] - 1) * values["heads_per_ngram"]
-    if not 1 <= heads <= 4096 or values["ple_embed_dim"] % heads:
-        raise ConfigValueUnusable(f"{place}, ple_embed_dim", f"a multiple of {heads} heads", values["ple_embed_dim"])
+    values = {key: _value(text, key, place) for key in (*_REQUIRED, *_DEFAULTS)}
+    table = table_config(text, place)
+    values |= {"ple_embed_dim": table.ple_embed_dim, "ngram_heads": table.ngram_heads}
     layers = values["num_hidden_layers"]
     types = text.get("layer_types")
     if types is None:
@@ -158,14 +192,11 @@ def _build(text: dict[str, Any], config: dict[str, Any], model_type: str, mispla
         types = ["full_attention" if (n + 1) % interval == 0 else "linear_attention" for n in range(layers)]
     if not isinstance(types, list) or len(types) != layers or not all(isinstance(name, str) for name in types):
         raise ConfigValueUnusable(f"{place}, layer_types", f"{layers} names (num_hidden_layers)", _length(types))
-    ids = text.get("ple_layer_ids") or []
-    if not isinstance(ids, list) or not all(isinstance(n, int) and 1 <= n <= layers for n in ids):
-        raise ConfigValueUnusable(f"{place}, ple_layer_ids", f"numbers from 1 to {layers}", repr(ids))
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
     return TextConfig(
         values=values,
         layer_types=tuple(types),
-        ple_layer_ids=tuple(sorted(set(ids))),
+        ple_layer_ids=table.ple_layer_ids,
         tie_word_embeddings=bool(tied),
         vision=model_type == MULTIMODAL and bool(config.get("vision_config")),
         mtp_layers=_number(f"{place}, mtp_num_hidden_layers", text.get("mtp_num_hidden_layers") or 0, 0, 100),

@@ -11,10 +11,10 @@ from __future__ import annotations
 from itertools import count, islice
 from math import isqrt
 
-from vllm.ampere.checkpoint.config import TextConfig
+from vllm.ampere.checkpoint.config import TableConfig, TextConfig
 
 
-def table_rows(config: TextConfig, index: int) -> int:
+def table_rows(config: TextConfig | TableConfig, index: int) -> int:
     """Rows of the `index`-th PLE layer's table, counted from zero; 320,001,536 for the published model."""
     heads = config.ngram_heads
     primes = (n for n in count(config.ngram_vocab_size_base) if _is_prime(n))

@@ -6,23 +6,21 @@ have that, and were refused while the model was built; rows from the checkpoint'
 """
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from vllm.ampere.checkpoint.table import table_rows
+from vllm.ampere.checkpoint.config import table_config
+from vllm.ampere.finding import Finding
 from vllm.logger import init_logger
 from vllm.utils.free_memory import available_bytes
 
 from .errors import PLEStoreError
 from .formats import locate_table
-from .locate import TableShape
+from .locate import tables_of
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
 logger = init_logger(__name__)
-
-_LAYER = "layers.{}.ple.ple_embedding.ngram_embedding"
 
 
 def exceeds_memory(vllm_config: "VllmConfig", model_config: "ModelConfig") -> bool:
@@ -50,25 +48,12 @@ def table_bytes(model_config: "ModelConfig") -> int | None:
 
     What is wrong is said by whoever reads the table.
     """
-    text = model_config.hf_text_config
-    if not getattr(text, "ple_layer_ids", None) or not Path(model_config.model).is_dir():
+    parsed = model_config.hf_text_config
+    if not getattr(parsed, "ple_layer_ids", None) or not Path(model_config.model).is_dir():
         return None
-    heads = (text.ngram_size - 1) * text.heads_per_ngram
-    numbers = SimpleNamespace(
-        ngram_heads=heads,
-        ngram_vocab_size_base=text.ngram_vocab_size_base,
-        make_ngram_vocab_size_divisible_by=text.make_ngram_vocab_size_divisible_by,
-    )
-    width = (text.ple_embed_dim or text.hidden_size) // heads
     try:
-        tables = [
-            locate_table(
-                model_config.model,
-                _LAYER.format(layer - 1),
-                TableShape(table_rows(numbers, index), width, text.split_ngram_parts),
-            )
-            for index, layer in enumerate(text.ple_layer_ids)
-        ]
-    except PLEStoreError:
+        wanted = tables_of(table_config(parsed.to_dict()))
+        tables = [locate_table(model_config.model, name, shape) for _, name, shape in wanted]
+    except (Finding, PLEStoreError):
         return None
     return sum(table.count * table.row_bytes for table in tables)

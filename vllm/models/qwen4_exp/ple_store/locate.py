@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vllm.ampere.checkpoint.config import TextConfig
+from vllm.ampere.checkpoint.config import TableConfig, TextConfig
 from vllm.ampere.checkpoint.documents import INDEX
 from vllm.ampere.checkpoint.table import shard_rows, table_rows
 
@@ -96,7 +96,7 @@ class TableShape:
         return shard_rows(self.rows, self.parts, index)
 
 
-def tables_of(text: TextConfig) -> Iterator[tuple[int, str, TableShape]]:
+def tables_of(text: TextConfig | TableConfig) -> Iterator[tuple[int, str, TableShape]]:
     """Every table of a model: its layer counted from zero, the name that `LayerTensors` takes, its shape."""
     for index, one_based in enumerate(text.ple_layer_ids):
         shape = TableShape(table_rows(text, index), text.ple_embed_dim // text.ngram_heads, text.split_ngram_parts)
