@@ -15,8 +15,9 @@ from benchmarks.qsa_write_select.timing import timed
 from vllm.models.qwen4_exp.compact_kv.prepare import prepare
 from vllm.models.qwen4_exp.nvidia import model  # noqa: F401  before its parts: they import each other
 from vllm.models.qwen4_exp.nvidia.ops.qsa_prepare import qsa_prepare
-from vllm.models.qwen4_exp.qsa import write, write_reference
+from vllm.models.qwen4_exp.qsa import write
 from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, KVFormat, views
+from vllm.models.qwen4_exp.qsa.write import reference
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Step:
 def differences(step: Step, form: KVFormat) -> dict:
     """Against torch on the same device: numbers of the query that differ, and stored codes that do, and by how much."""
     caches = [step.cache(form) for _ in range(2)]
-    (got, _), (want, _) = (step.alone(cache, form, module)() for cache, module in zip(caches, (write, write_reference)))
+    (got, _), (want, _) = (step.alone(cache, form, module)() for cache, module in zip(caches, (write, reference)))
     ours, theirs = (views(cache, form, step.widths.head_dim) for cache in caches)
     codes = [(a != b).sum().item() for a, b in zip(ours[:2], theirs[:2])]
     furthest = max(float((a.float() - b.float()).abs().max()) for a, b in zip(ours[:2], theirs[:2]))

@@ -87,5 +87,5 @@ def test_alone_as_in_a_batch(monkeypatch, cache_dtype, prefill):
 def test_the_kernels_are_ours(monkeypatch):
     monkeypatch.setattr(cpu, "choose", lambda name: (kv_format(name), Kernels.OURS))
     made = cpu.CpuQSAImpl(HEADS, WIDTH, 1.0, KV_HEADS, None, None, "fp8")
-    assert made.write.__module__.endswith("qsa.write") and made.attend.__module__.endswith("qsa.attention")
+    assert made.write.__module__.endswith("qsa.write.rows") and made.attend.__module__.endswith("qsa.attention")
     assert issubclass(cpu.CpuQSAImpl, module.PagedQSA)

@@ -10,8 +10,9 @@ import torch
 from vllm.models.qwen4_exp.compact_kv import impl as module
 from vllm.models.qwen4_exp.compact_kv.choice import Kernels
 from vllm.models.qwen4_exp.compact_kv.prepare import prepare, warm_up
-from vllm.models.qwen4_exp.qsa import reference, write_reference
+from vllm.models.qwen4_exp.qsa import reference
 from vllm.models.qwen4_exp.qsa.formats import FP8, INT8, kv_format, views
+from vllm.models.qwen4_exp.qsa.write import reference as write_reference
 
 HEADS, KV_HEADS, WIDTH, PAGE = 4, 2, 16, 4
 

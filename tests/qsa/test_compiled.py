@@ -94,7 +94,7 @@ def cases() -> dict[str, dict]:
         "512 of 2,048": ("qsa.select._select_kernel", SELECT, dict(RUN=8, BUDGET=512, RUNS=256, HELD=256), 1),
         "512 of 65,536": ("qsa.select._select_kernel", SELECT, dict(RUN=8, BUDGET=512, RUNS=8192, HELD=512), 4),
         "logits that are no numbers": (f"{SAMPLE}.damaged_logits._count_kernel", COUNT, dict(PART=8192), 4),
-        "rows, int8": ("qsa.write._write_rows_kernel", ROWS | CACHE, dict(BLOCK_SIZE=1568, D=256, KIND=2), 1),
+        "rows, int8": ("qsa.write.rows._write_rows_kernel", ROWS | CACHE, dict(BLOCK_SIZE=1568, D=256, KIND=2), 1),
     }
     for name, number, storage in (("bf16", 0, "bf16"), ("fp8", 1, "u8"), ("int8", 2, "i8")):
         types = INDEXER | FUSED | CACHE | pointers(storage, "keys values")

@@ -9,7 +9,7 @@ from vllm.models.qwen4_exp.compact_kv.prepare import prepare
 from vllm.models.qwen4_exp.nvidia import model  # noqa: F401  before its parts: they import each other
 from vllm.models.qwen4_exp.nvidia.ops.qsa_prepare import qsa_prepare as upstream
 from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, views
-from vllm.models.qwen4_exp.qsa.write_reference import quantized_rows
+from vllm.models.qwen4_exp.qsa.write.reference import quantized_rows
 
 TOKENS, RATIO, PAGE, D, Q_HEADS, KV_HEADS = 5, 4, 16, 128, 2, 2
 

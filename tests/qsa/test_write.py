@@ -7,8 +7,9 @@ may end one fp32 place away, and then one number in about 30,000 is rounded to t
 import pytest
 import torch
 
-from vllm.models.qwen4_exp.qsa import write, write_reference
+from vllm.models.qwen4_exp.qsa import write
 from vllm.models.qwen4_exp.qsa.formats import BF16, FP8, INT8, views
+from vllm.models.qwen4_exp.qsa.write import reference
 
 D, Q_HEADS, KV_HEADS, PAGE = 32, 6, 2, 4
 FORMS = pytest.mark.parametrize("form", [BF16, FP8, INT8], ids=lambda form: form.name)
@@ -75,13 +76,13 @@ SLOTS = torch.tensor([17, -1, 0, 3, 6, -1, 7, 19])
 def test_rows_equal_the_reference(form):
     key, value = hostile(12, KV_HEADS, D), hostile(12, 2 * KV_HEADS, D)[:, ::2]
     caches = [cache(form) for _ in range(2)]
-    for module, kv_cache in zip((write, write_reference), caches):
+    for module, kv_cache in zip((write, reference), caches):
         module.write_rows(key, value, slots=SLOTS, **rows(form, kv_cache))
     assert torch.equal(bits(caches[0]), bits(caches[1]))
 
 
 @FORMS
-@pytest.mark.parametrize("module", [write, write_reference], ids=["kernel", "reference"])
+@pytest.mark.parametrize("module", [write, reference], ids=["kernel", "reference"])
 def test_only_the_slots_are_written(form, module):
     key = torch.randn(12, KV_HEADS, D).bfloat16()
     kv_cache = cache(form)
@@ -94,7 +95,7 @@ def test_only_the_slots_are_written(form, module):
 
 
 @FORMS
-@pytest.mark.parametrize("module", [write, write_reference], ids=["kernel", "reference"])
+@pytest.mark.parametrize("module", [write, reference], ids=["kernel", "reference"])
 def test_numbers_come_back(form, module):
     """To half a step: 2^-9 of a number (bf16), 2^-4 of one or 2^-10 times the scale (fp8), 1/254 of a row's largest (int8)."""
     key, value = torch.randn(2, 8, KV_HEADS, D).bfloat16()
@@ -109,7 +110,7 @@ def test_numbers_come_back(form, module):
         assert ((stored - x).abs() <= half[form.name]).all()
 
 
-@pytest.mark.parametrize("module", [write, write_reference], ids=["kernel", "reference"])
+@pytest.mark.parametrize("module", [write, reference], ids=["kernel", "reference"])
 def test_fp8_saturates_at_448_times_the_scale(module):
     """The next number after 448 would be 480, and a plain conversion gives NaN from 464 on."""
     x = torch.tensor([447.0, 448, 449, 464, 466, 480, 1e30, 1e37, -448, -464, -1e9, 0.0]).bfloat16()
@@ -123,7 +124,7 @@ def test_fp8_saturates_at_448_times_the_scale(module):
 
 
 @FORMS
-@pytest.mark.parametrize("module", [write, write_reference], ids=["kernel", "reference"])
+@pytest.mark.parametrize("module", [write, reference], ids=["kernel", "reference"])
 @pytest.mark.parametrize("damage", [torch.nan, -torch.nan, torch.inf, -torch.inf])
 def test_damage_stays_visible(form, module, damage):
     """And in its own row: the other head, the other tokens and the value are whole."""
@@ -169,7 +170,7 @@ def test_fused_equals_the_reference(form, axes):
     caches = [cache(form) for _ in range(2)]
     results = [
         module.norm_rope_gate_write(**given, **rows(form, kv_cache))
-        for module, kv_cache in zip((write, write_reference), caches)
+        for module, kv_cache in zip((write, reference), caches)
     ]
     for one, other in zip(*results):
         assert torch.equal(one, other)
@@ -183,7 +184,7 @@ def test_fused_with_other_shapes(tokens, rotary):
     caches = [cache(INT8) for _ in range(2)]
     results = [
         module.norm_rope_gate_write(**given, **rows(INT8, kv_cache))
-        for module, kv_cache in zip((write, write_reference), caches)
+        for module, kv_cache in zip((write, reference), caches)
     ]
     assert torch.equal(results[0][0], results[1][0]) and results[0][0].shape == (tokens, Q_HEADS, D)
     assert torch.equal(bits(caches[0]), bits(caches[1]))
@@ -213,7 +214,7 @@ def test_fused_is_as_near_to_fp64_as_the_unfused_path(axes):
     q, k = packed[:, : 2 * Q_HEADS : 2], packed[:, 2 * Q_HEADS : 2 * Q_HEADS + KV_HEADS]
     assert torch.equal(gate, packed[:, 1 : 2 * Q_HEADS : 2])
     assert torch.equal(views(kv_cache, BF16, D).values.flatten(0, 1)[SLOTS[kept]], packed[kept, -KV_HEADS:])
-    cos, sin = write_reference.angles(given["positions"][..., :8], given["cos_sin"], given["mrope_section"])
+    cos, sin = reference.angles(given["positions"][..., :8], given["cos_sin"], given["mrope_section"])
 
     def exact(x, weight):
         x = x.double()
@@ -222,7 +223,7 @@ def test_fused_is_as_near_to_fp64_as_the_unfused_path(axes):
         return torch.cat((rotated, x[..., 16:]), -1)
 
     def unfused(x, weight):
-        x = write_reference.norm(x, weight, 1e-6)
+        x = reference.norm(x, weight, 1e-6)
         rotated = ApplyRotaryEmb.forward_static(x[..., :16], cos.bfloat16(), sin.bfloat16())
         return torch.cat((rotated, x[..., 16:]), -1)
 
@@ -246,7 +247,7 @@ def test_what_does_not_fit_is_refused():
         ({"value_scales": ours["value_scales"][:2]}, "scales are"),
         ({"values": ours["values"].float()}, "of bfloat16, uint8"),
     ):
-        for module in (write, write_reference):
+        for module in (write, reference):
             with pytest.raises(ValueError, match=words):
                 module.norm_rope_gate_write(**{**given, **ours, **change})
     with pytest.raises(ValueError, match="for 8 slots of 2 x 32"):

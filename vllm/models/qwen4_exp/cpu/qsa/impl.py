@@ -22,7 +22,7 @@ class CpuQSAImpl(PagedQSA):
         self.form, kernels = choose(kv_cache_dtype)
         if kernels is Kernels.REFERENCE:
             from ...qsa.reference import sparse_paged_attention
-            from ...qsa.write_reference import write_rows
+            from ...qsa.write.reference import write_rows
         else:
             from ...qsa.attention import sparse_paged_attention
             from ...qsa.write import write_rows
