@@ -14,6 +14,7 @@ ARCHS = (80, 86, 89, 90)
 #: A kernel that is compiled for every card with other constants.
 FEWER = {"fused, bf16": (86,), "rows, int8": (86, 90), "fused, int8, e4m3": (86, 90)}
 FEWER |= {"keys copied": (86,), "keys copied, e4m3": (86, 90)}
+FEWER |= {f"numbering, {kernel}": (80, 86, 89) for kernel in ("mark", "own", "count", "number", "look_up", "edges")}
 #: A kernel that takes other warps on a card.
 WARPS = {(f"scores of a {kind}{keys}", 90): {"warps": 4} for kind in ("prompt", "copy") for keys in ("", ", e4m3")}
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
@@ -47,6 +48,10 @@ COPY = {name: kind for name, kind in SCORE.items() if name.split("_")[0] in ("k"
 COPY |= {"out_ptr": "*bf16"} | integers("I32", "stride_cache_page stride_cache_token stride_table stride_out")
 COUNT = {"logits_ptr": "*bf16", "counts_ptr": "*i32", "stride": "I32", "vocab_size": "I32"}
 SELECT = pointers("i32", "keys run_tops visible out") | integers("I32", "stride_keys stride_tops stride_out")
+# Which rows of host memory a prompt's chunk reads; a block of three stages.
+NUMBERING = pointers("i32", "selected token_to_req table furthest first counts ends number groups size numbers edges")
+NUMBERING |= {"needed_ptr": "*i8"} | integers("i32", "stride_selected stride_table places pages size count")
+NUMBERING |= {"stride_edges": "i32"}
 FUSED = pointers("bf16", "qkv main_cos_sin q_weight k_weight query gate")
 FUSED |= {"positions_ptr": "*i64", "main_eps": "fp32"} | integers("I32", "stride_qkv")
 FUSED |= integers("i32", "stride_pos_axis stride_pos_token index_programs")
@@ -96,6 +101,15 @@ def cases() -> dict[str, dict]:
         "logits that are no numbers": (f"{SAMPLE}.damaged_logits._count_kernel", COUNT, dict(PART=8192), 4),
         "rows, int8": ("qsa.write.rows._write_rows_kernel", ROWS | CACHE, dict(BLOCK_SIZE=1568, D=256, KIND=2), 1),
     }
+    for kernel, constants, warps in (
+        ("mark", dict(WIDTH=2051, BLOCK_SIZE=12528, RATIO=4, COLUMNS=512), 4),
+        ("own", dict(BLOCK_SIZE=12528, PLACES=512), 4),
+        ("count", dict(BLOCK_SIZE=12528, RATIO=4, GROUPS=1024), 4),
+        ("number", dict(BLOCK_SIZE=12528, RATIO=4, GROUPS=1024), 4),
+        ("look_up", dict(WIDTH=2051, BLOCK_SIZE=12528, RATIO=4, BEYOND=2**31 - 1, COLUMNS=512), 4),
+        ("edges", dict(WIDTH=2051, STEPS=12, EDGES=32), 1),
+    ):
+        found[f"numbering, {kernel}"] = (f"qsa.host_kv.numbering.{kernel}_kernel", NUMBERING, constants, warps)
     for name, number, storage in (("bf16", 0, "bf16"), ("fp8", 1, "u8"), ("int8", 2, "i8")):
         types = INDEXER | FUSED | CACHE | pointers(storage, "keys values")
         found[f"fused, {name}"] = (

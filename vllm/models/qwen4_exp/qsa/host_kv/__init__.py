@@ -13,6 +13,8 @@ preemption and aborts work as they do for rows on the GPU, and nothing has to be
     budget.py     as many blocks as host memory holds, or a refusal that says what is missing
     memory.py     host memory of an exact size, page-locked on a GPU
     layer.py      binds those rows to a layer as if they were its KV cache
+    impl.py       which rows of a step are read where they are, and which through sections
+    prompt.py     the loop over sections, of what union.py numbers (on a GPU by numbering.py) and arena.py holds
     lines.py      rows of whole lines, for as few reads over PCIe as their bytes fill
     copies.py     copy-on-write of host rows
 """

@@ -89,14 +89,13 @@ def arena_on(device: torch.device, size: int) -> Arena:
 def workspace_bytes(layer: Any, rows: int) -> int:
     """GPU memory beside the arena that ``prompt_attention`` takes for ``rows`` tokens of a layer, at most.
 
-    Per selected row: its number and its place in a section (int32). Per token: a float32 sum for every head. What
-    else is alive for a moment is bounded: slots of 256 tokens (int64, five of them), 12 bytes for each of 262,144
-    groups of the pool; and marks and numbers of the pool, in its order and in the union's, 10 bytes a group. How large
-    the pool will be is not known yet: 8 MiB are enough for 3.3 million tokens.
+    Per selected row: its number (int32). Per token: a float32 sum for every head, and its columns in each of 128 sections,
+    which are 3.1 million tokens of bf16 in an arena of 96 MiB. Beside them 5 bytes for a group of the pool, its mark and its
+    number, and 4 for one of the union. How large the pool will be is not known yet: 8 MiB are enough for 6.4 million tokens.
     """
     width = layer.indexer.packed_output_width
-    per_token = width * 2 * 4 + layer.num_heads * layer.head_dim * 4
-    return rows * per_token + min(rows, 256) * width * 5 * 8 + (12 << 18) + (8 << 20)
+    per_token = width * 4 + layer.num_heads * layer.head_dim * 4 + 128 * 8
+    return rows * per_token + (8 << 20)
 
 
 def take_arena(layer: Any, output: torch.Tensor) -> None:

@@ -87,5 +87,5 @@ def prompt_attention(
     edges = edges_of_sections(union.numbers, section, count)
     state = State.empty(*q.shape, q.device)
     for index in arena.sections(host, union.groups, union.size, count):
-        attend(state, q, rows, union.numbers, edges[:, index : index + 2].contiguous(), table, zeros, k_scale)
+        attend(state, q, rows, union.numbers, edges[index], table, zeros, k_scale)
     return finish(state, out, output_gate, v_scale)

@@ -24,10 +24,6 @@ import torch
 # Larger than any number of a row.
 BEYOND = torch.iinfo(torch.int32).max
 
-# Tokens whose selections are looked at together, and groups of the pool that are listed together: what either takes
-# beside its result is bounded by them.
-_TOKENS, _GROUPS = 256, 1 << 18
-
 
 @dataclass(frozen=True)
 class Union:
@@ -36,7 +32,7 @@ class Union:
     Attributes:
         groups: ``[limit + 1]`` int32, the union in the order of its numbers; beyond it and in the last entry, anything.
         size: ``[]`` int32, how many there are.
-        numbers: ``[tokens, width + 1]`` int32, each token's selection in ascending order, row ``r`` of the group with
+        numbers: ``[tokens, width + 1]`` int32, each token's selection in its order, row ``r`` of the group with
             number ``n`` as ``n * ratio + r``; BEYOND where there is none, and their number in the last column.
 
     """
@@ -44,55 +40,6 @@ class Union:
     groups: torch.Tensor
     size: torch.Tensor
     numbers: torch.Tensor
-
-
-def selected_slots(
-    selected: torch.Tensor, block_table: torch.Tensor, token_to_req: torch.Tensor, block_size: int
-) -> torch.Tensor:
-    """``[tokens, width]`` int64 slots in the pool, -1 where a token selects nothing.
-
-    Args:
-        selected: ``[tokens, width + 1]`` int32 positions in a request, packed to the left; the last column counts
-            them.
-        block_table: ``[requests, blocks per request]``.
-        token_to_req: ``[tokens]``.
-        block_size: tokens in a block.
-    """
-    positions, counts = selected[:, :-1].long(), selected[:, -1:]
-    valid = torch.arange(positions.shape[1], device=selected.device) < counts
-    positions = torch.where(valid, positions, 0)
-    blocks = block_table[token_to_req.long().unsqueeze(-1), positions // block_size].long()
-    return torch.where(valid, blocks * block_size + positions % block_size, -1)
-
-
-def block_order(
-    selected: torch.Tensor, block_table: torch.Tensor, token_to_req: torch.Tensor, block_size: int, blocks: int
-) -> torch.Tensor:
-    """``[blocks]`` int64, the pool's blocks: request after request, each one's by position, then those of none.
-
-    Requests that begin alike share blocks, at the same place of each. Such a block is where the first of them has it: the
-    fewer share one, the later it is in all of them, so each one's still ascend.
-
-    Args:
-        selected, block_table, token_to_req, block_size: as of ``selected_slots``. What the table has beyond the last
-            token that a request selects is not looked at.
-        blocks: in the pool.
-    """
-    device, (requests, pages) = selected.device, block_table.shape
-    furthest = torch.full((requests,), -1, dtype=torch.int32, device=device)
-    for begin in range(0, selected.shape[0], _TOKENS):
-        some = slice(begin, begin + _TOKENS)
-        positions = selected[some, :-1]
-        valid = torch.arange(positions.shape[1], device=device) < selected[some, -1:]
-        furthest.scatter_reduce_(
-            0, token_to_req[some].long().clamp_min(0), torch.where(valid, positions, -1).amax(1), "amax"
-        )
-    # Rounding to minus infinity: a request without tokens here has no page.
-    there = torch.arange(pages, device=device) <= furthest.unsqueeze(1).div(block_size, rounding_mode="floor")
-    place = torch.arange(requests * pages, dtype=torch.int32, device=device)
-    first = torch.full((blocks + 1,), BEYOND, dtype=torch.int32, device=device)
-    first.scatter_reduce_(0, torch.where(there, block_table, blocks).flatten().long(), place, "amin")
-    return first[:blocks].argsort()
 
 
 def union_of(
@@ -106,40 +53,25 @@ def union_of(
 ) -> Union:
     """Number the groups whose rows tokens select.
 
+    Requests that begin alike share blocks, at the same place of each. Such a block is where the first of them has it: the
+    fewer share one, the later it is in all of them, so each one's numbers still ascend.
+
     Args:
-        selected, block_table, token_to_req, block_size: as of ``selected_slots``.
+        selected: ``[tokens, width + 1]`` int32 positions in a request, ascending and packed to the left; the last column
+            counts them.
+        block_table: ``[requests, blocks per request]`` int32. What it has beyond the last token that a request selects is
+            not looked at.
+        token_to_req: ``[tokens]`` int32.
+        block_size: tokens in a block, a multiple of ``ratio``.
         pool: groups in the pool, of whole blocks.
         limit: bound of how many different ones there are.
         ratio: rows of a group, which are ``slot // ratio``.
     """
-    device, tokens = selected.device, selected.shape[0]
-    parts = [slice(begin, min(tokens, begin + _TOKENS)) for begin in range(0, tokens, _TOKENS)]
-    # The last entry takes what is masked.
-    needed = torch.zeros(pool + 1, dtype=torch.bool, device=device)
-    for some in parts:
-        slots = selected_slots(selected[some], block_table, token_to_req[some], block_size)
-        needed.scatter_(0, torch.where(slots < 0, pool, slots // ratio).flatten(), True)
-    needed[pool].fill_(False)
-    per_block = block_size // ratio
-    order = block_order(selected, block_table, token_to_req, block_size, pool // per_block)
-    ordered = needed[:pool].view(-1, per_block)[order].flatten().cumsum(0, dtype=torch.int32)
-    size = ordered[-1].clone()
-    number = torch.empty(pool, dtype=torch.int32, device=device)
-    number.view(-1, per_block)[order] = ordered.sub_(1).view(-1, per_block)
-    # As large as `number`, and the profile counts one of them (arena.workspace_bytes).
-    del ordered
-    groups = torch.empty(limit + 1, dtype=torch.int32, device=device)
-    for begin in range(0, pool, _GROUPS):
-        some = slice(begin, min(pool, begin + _GROUPS))
-        target = torch.where(needed[some], number[some], limit).long()
-        groups.scatter_(0, target, torch.arange(some.start, some.stop, dtype=torch.int32, device=device))
-    numbers = torch.empty(selected.shape, dtype=torch.int32, device=device)
-    numbers[:, -1] = selected[:, -1]
-    for some in parts:
-        slots = selected_slots(selected[some], block_table, token_to_req[some], block_size)
-        place = number[(slots // ratio).clamp_min(0)] * ratio + slots % ratio
-        numbers[some, :-1] = torch.where(slots < 0, BEYOND, place).sort(-1).values
-    return Union(groups, size, numbers)
+    if selected.device.type == "cpu":
+        from . import union_reference as module
+    else:
+        from . import numbering as module
+    return module.union_of(selected, block_table, token_to_req, block_size, pool, limit, ratio)
 
 
 def edges_of_sections(numbers: torch.Tensor, size: int, count: int) -> torch.Tensor:
@@ -150,11 +82,11 @@ def edges_of_sections(numbers: torch.Tensor, size: int, count: int) -> torch.Ten
         size: rows of a section.
         count: sections.
 
-    Returns ``[tokens, count + 1]`` int32: the columns of section ``n`` begin at entry ``n`` and end before entry
-    ``n + 1``.
+    Returns ``[count, tokens, 2]`` int32: of each section and token the first column, and the one after the last.
 
     """
-    begins = torch.arange(0, (count + 1) * size, size, dtype=torch.int32, device=numbers.device)
-    # The last column is no number.
-    ascending = numbers[:, :-1].contiguous()
-    return torch.searchsorted(ascending, begins.expand(numbers.shape[0], -1).contiguous(), out_int32=True)
+    if numbers.device.type == "cpu":
+        from . import union_reference as module
+    else:
+        from . import numbering as module
+    return module.edges_of_sections(numbers, size, count)
