@@ -4,6 +4,8 @@
 import threading
 from dataclasses import dataclass, field, fields
 
+import numpy as np
+
 from .reads import Outcome, Spans
 
 
@@ -45,7 +47,7 @@ class Counters:
                 setattr(self, name, getattr(self, name) + amount)
 
     def count_reads(self, spans: Spans, outcome: Outcome) -> None:
-        hits = 0 if outcome.cached is None else int(outcome.cached.sum())
+        hits = 0 if outcome.cached is None else int(np.count_nonzero(outcome.cached))
         self.add(
             requested_bytes=int(spans.size.sum()),
             cached_reads=hits,

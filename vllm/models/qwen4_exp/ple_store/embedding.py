@@ -24,7 +24,7 @@ from .counters import Counters
 from .errors import RowReadFailed, TableNotLoadable
 from .fetch import Fetched, RowFetcher
 from .flat.reader import open_flat
-from .formats import dequantize, locate_table
+from .formats import Kind, dequantize, locate_table
 from .locate import TableShape
 from .methods import warn_of_contradiction
 from .pinned import Qwen4ExpPLEExactPinnedEmbedding
@@ -132,15 +132,25 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
         tokens = ids.shape[0]
         fetched, lost = self._fetch(ids)
         if ids.size <= _FEW:
-            self.rows[:tokens] = self._activations([fetched.records()])
+            self._place(fetched.records())
         else:
             rows, index = self._activations(fetched.parts), self._send(torch.from_numpy(fetched.index.reshape(-1)))
             torch.index_select(rows, 0, index, out=self.rows[:tokens].flatten(0, 1))
-        self.rows[tokens:padded_tokens].zero_()
+        if padded_tokens > tokens:
+            self.rows[tokens:padded_tokens].zero_()
         if lost is not None:
             unread = torch.from_numpy(np.isin(ids, lost.rows)).to(self.rows.device)
             self.rows[:tokens].masked_fill_(unread[:, :, None], float("nan"))
         return lost
+
+    def _place(self, records: torch.Tensor) -> None:
+        """Fill the first rows of the buffer with ``records``, uint8 ``[tokens, num_ngram_heads, row_bytes]``."""
+        target, (rows, _) = self.rows[: len(records)], self.table.split(records)
+        if self.table.table.kind is Kind.PLAIN and rows.dtype is target.dtype:
+            # A step that decodes waits for this: one copy to the device, and no launch behind it.
+            target.copy_(self._pinned(rows), non_blocking=True)
+        else:
+            target.copy_(self._activations([records]))
 
     def _activations(self, parts: list[torch.Tensor]) -> torch.Tensor:
         """Records, uint8 ``[..., row_bytes]`` -> ``[..., dim]`` on the device, one part after the other."""
@@ -172,10 +182,11 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
 
     def _send(self, values: torch.Tensor) -> torch.Tensor:
         """``values`` on the device, without waiting for what the device does: pageable memory would."""
-        if self.rows.device.type == "cpu":
-            return values
-        # Returns ``values`` itself where they are pinned already, as rows are that were read without scales beside them.
-        return values.pin_memory().to(self.rows.device, non_blocking=True)
+        return self._pinned(values).to(self.rows.device, non_blocking=True)
+
+    def _pinned(self, values: torch.Tensor) -> torch.Tensor:
+        """``values`` where a GPU's copies begin without waiting: themselves, if they are there or there is no GPU."""
+        return values if self.rows.device.type == "cpu" else values.pin_memory()
 
     def stage_zeros(self, padded_tokens: int) -> None:
         """Prepare a step without requests; no file is touched."""
