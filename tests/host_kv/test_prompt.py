@@ -12,6 +12,7 @@ from vllm.forward_context import override_forward_context
 from vllm.models.qwen4_exp.compact_kv.impl import PagedQSA
 from vllm.models.qwen4_exp.qsa.formats import BF16, INT8, KVFormat, views
 from vllm.models.qwen4_exp.qsa.host_kv.arena import Arena
+from vllm.models.qwen4_exp.qsa.host_kv.contexts import with_contexts
 from vllm.models.qwen4_exp.qsa.host_kv.impl import HostKVImpl
 from vllm.models.qwen4_exp.qsa.host_kv.layer import rows_view
 from vllm.models.qwen4_exp.qsa.host_kv.prompt import prompt_attention, section_bound
@@ -168,15 +169,14 @@ class Layer:
         pad = (0, 0, 0, 0, 0, padding)
         q, gate = (torch.nn.functional.pad(x[rows].view(len(rows), HEADS, WIDTH), pad) for x in (batch.q, batch.gate))
         self.topk_indices_buffer = batch.selected[rows]
-        metadata = SimpleNamespace(
-            num_actual_tokens=len(rows), block_table=batch.block_table, seq_lens=torch.tensor(batch.lengths),
-            max_seq_len=max(batch.lengths),
-        )  # fmt: skip
+        metadata = SimpleNamespace(num_actual_tokens=len(rows), block_table=batch.block_table)
+        prompts = {int(request) for request in batch.token_to_req[rows[decodes:]]}
+        side = SimpleNamespace(
+            num_decode_tokens=decodes, prompt_contexts=sum(batch.lengths[request] for request in prompts)
+        )
         output = torch.full_like(q, torch.nan)
         owners = batch.token_to_req[rows]
-        with override_forward_context(
-            SimpleNamespace(attn_metadata={"side": SimpleNamespace(num_decode_tokens=decodes)})
-        ):
+        with override_forward_context(SimpleNamespace(attn_metadata={"side": side})):
             self.impl.forward_qsa(
                 self, q, None, None, batch.kv_cache, metadata, output, owners, decodes < len(rows), gate
             )
@@ -195,7 +195,7 @@ def test_prompts_go_over_sections_and_single_tokens_do_not(monkeypatch):
         return sparse_paged_attention(q, *args, **keywords)
 
     def sections(q, *args, **keywords):
-        over_sections.append(len(q))
+        over_sections.append((len(q), args[6]))
         return prompt_attention(q, *args, **keywords)
 
     monkeypatch.setattr(impl, "prompt_attention", sections)
@@ -203,11 +203,12 @@ def test_prompts_go_over_sections_and_single_tokens_do_not(monkeypatch):
     layer = Layer(batch, attend, 8 * GROUP_BYTES)
     mixed = layer.step(list(range(10)), decodes=2)
     torch.testing.assert_close(mixed.float(), batch.in_place().float(), atol=2**-8, rtol=2**-7)
-    assert (in_place, over_sections) == ([(2, False)], [8])
+    # Of contexts only the prompt's, 64 tokens, is for sections to hold.
+    assert (in_place, over_sections) == ([(2, False)], [(8, 64)])
     layer.step([0, 1], decodes=2)
-    assert (in_place, over_sections) == ([(2, False)] * 2, [8])
+    assert (in_place, over_sections) == ([(2, False)] * 2, [(8, 64)])
     layer.step(list(range(2, 10)), decodes=0)
-    assert (in_place, over_sections) == ([(2, False)] * 2, [8, 8])
+    assert (in_place, over_sections) == ([(2, False)] * 2, [(8, 64)] * 2)
     shape = {"num_query_heads": HEADS, "selection_width": batch.selected.shape[1] - 1}
     assert layer.impl.warm_up(batch.kv_cache, batch.block_table, **shape) == "warm"
 
@@ -326,6 +327,20 @@ def test_a_sections_columns_are_ranges():
     first, second = edges_of_sections(numbers, 4, 4).unbind(1)
     assert first.tolist() == [[0, 2], [2, 3], [3, 4], [4, 4]]
     assert second.tolist() == [[0, 0], [0, 2], [2, 2], [2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("decodes", "prompts", "contexts"),
+    [(0, 2, 130), (2, 1, 7), (1, 0, 0)],  # requests without a token are padding
+)
+def test_contexts_are_those_of_prompts(decodes, prompts, contexts):
+    step = SimpleNamespace(num_decodes=decodes, num_prefills=prompts, max_seq_len=100)
+    lengths = torch.tensor([100, 30, 7, 0], dtype=torch.int32)
+    assert with_contexts(step, SimpleNamespace(seq_lens_cpu_upper_bound=lengths)) is step
+    assert step.prompt_contexts == contexts
+    # Who does not know them has the longest for each.
+    with_contexts(step, SimpleNamespace(seq_lens_cpu_upper_bound=None))
+    assert step.prompt_contexts == 100 * prompts
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ COUNT = {"logits_ptr": "*bf16", "counts_ptr": "*i32", "stride": "I32", "vocab_si
 SELECT = pointers("i32", "keys run_tops visible out") | integers("I32", "stride_keys stride_tops stride_out")
 # Which rows of host memory a prompt's chunk reads; a block of three stages.
 NUMBERING = pointers("i32", "selected token_to_req table furthest first counts ends number groups size numbers edges")
-NUMBERING |= {"needed_ptr": "*i8"} | integers("i32", "stride_selected stride_table places pages size count")
+NUMBERING |= {"needed_ptr": "*i8"} | integers("i32", "stride_selected stride_table places pages limit size count")
 NUMBERING |= {"stride_edges": "i32"}
 FUSED = pointers("bf16", "qkv main_cos_sin q_weight k_weight query gate")
 FUSED |= {"positions_ptr": "*i64", "main_eps": "fp32"} | integers("I32", "stride_qkv")

@@ -14,6 +14,7 @@ preemption and aborts work as they do for rows on the GPU, and nothing has to be
     memory.py     host memory of an exact size, page-locked on a GPU
     layer.py      binds those rows to a layer as if they were its KV cache
     impl.py       which rows of a step are read where they are, and which through sections
+    contexts.py   how many sections a prompt may need, from what the host knows
     prompt.py     the loop over sections, of what union.py numbers (on a GPU by numbering.py) and arena.py holds
     lines.py      rows of whole lines, for as few reads over PCIe as their bytes fill
     copies.py     copy-on-write of host rows

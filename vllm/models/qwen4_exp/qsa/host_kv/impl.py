@@ -13,14 +13,14 @@ from .arena import arena_on
 from .prompt import prompt_attention
 
 
-def decode_rows(layer: Any) -> int:
-    """How many rows of this step, the first ones, are of requests that bring one token each.
+def step_of(layer: Any) -> Any:
+    """What the indexer's metadata has counted of this step on the host.
 
-    The runner puts such requests in front, and the indexer's metadata has counted them on the host.
+    Of requests that bring one token each the runner puts the rows, ``num_decode_tokens``, in front of all others; of the
+    others there is ``prompt_contexts`` (``contexts.py``).
     """
     metadata = get_forward_context().attn_metadata
-    step = metadata[0] if isinstance(metadata, list) else metadata
-    return step[layer.indexer.raw_key_cache.prefix].num_decode_tokens
+    return (metadata[0] if isinstance(metadata, list) else metadata)[layer.indexer.raw_key_cache.prefix]
 
 
 class HostKVImpl:
@@ -49,7 +49,8 @@ class HostKVImpl:
         if not use_prefill_config or not tokens:
             return self._inner.forward_qsa(*rest, attn_metadata, output, token_to_req, use_prefill_config, output_gate)
         output[tokens:] = 0
-        decodes = decode_rows(layer)
+        step = step_of(layer)
+        decodes = step.num_decode_tokens
         if decodes:
             some = copy(attn_metadata)
             some.num_actual_tokens = decodes
@@ -63,7 +64,7 @@ class HostKVImpl:
             attn_metadata.block_table,
             token_to_req[prompts],
             self._ratio,
-            attn_metadata.seq_lens.shape[0] * attn_metadata.max_seq_len,
+            step.prompt_contexts,
             arena_on(query.device, self._arena_bytes),
             output[prompts],
             output_gate=output_gate[prompts],

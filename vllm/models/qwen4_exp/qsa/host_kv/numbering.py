@@ -89,9 +89,9 @@ def count_kernel(
     tl.store(counts_ptr + place, tl.sum(marks, axis=0))
 
 
-@triton.jit(do_not_specialize=["pages", "stride_table"])
+@triton.jit(do_not_specialize=["pages", "limit", "stride_table"])
 def number_kernel(
-    needed_ptr, table_ptr, counts_ptr, ends_ptr, number_ptr, groups_ptr, size_ptr, pages, stride_table,
+    needed_ptr, table_ptr, counts_ptr, ends_ptr, number_ptr, groups_ptr, size_ptr, pages, limit, stride_table,
     BLOCK_SIZE: tl.constexpr, RATIO: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """``number`` ``[pool]`` of each marked group, ``groups`` by number, and ``size``; ``ends`` are sums of ``counts``."""
@@ -108,7 +108,7 @@ def number_kernel(
         marks = tl.load(needed_ptr + first + within, mask=inside, other=0).to(tl.int32)
         number = base + tl.cumsum(marks, axis=0) - marks
         tl.store(number_ptr + first + within, number, mask=marks > 0)
-        tl.store(groups_ptr + number, first + within, mask=marks > 0)
+        tl.store(groups_ptr + number, first + within, mask=(marks > 0) & (number < limit))
         base += tl.sum(marks, axis=0)
 
 
@@ -159,7 +159,7 @@ def union_of(
     limit: int,
     ratio: int,
 ) -> Union:
-    """As ``union.union_of``; groups beyond ``limit`` are written past it, so it has to be a bound."""
+    """As ``union.union_of``; of groups beyond ``limit``, which is to be a bound, only the numbers are made."""
     device, (tokens, width) = selected.device, selected.shape
     requests, pages = block_table.shape
     places, whole = requests * pages, {"dtype": torch.int32, "device": device}
@@ -180,7 +180,7 @@ def union_of(
     ends = counts.cumsum(0, dtype=torch.int32)
     number, groups, size = torch.empty(pool, **whole), torch.empty(limit + 1, **whole), torch.empty((), **whole)
     number_kernel[(places,)](
-        needed, block_table, counts, ends, number, groups, size, pages, strides[1], GROUPS=_GROUPS, **shape
+        needed, block_table, counts, ends, number, groups, size, pages, limit, strides[1], GROUPS=_GROUPS, **shape
     )
     numbers = torch.empty(selected.shape, **whole)
     look_up_kernel[grid](
