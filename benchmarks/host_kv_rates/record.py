@@ -88,7 +88,8 @@ def rates_table(records: Sequence[dict] | None = None) -> str:
             for context, users in sorted(host.keys() & vram.keys())
         ]
         if rows:
-            parts.append(_head(record) + table(_HEADS, rows))
+            chunk = record["settings"].get("max_num_batched_tokens", 0)
+            parts.append(_head(record, f"; prompts in chunks of {chunk:,} tokens") + table(_HEADS, rows))
     return "\n".join(parts)
 
 
@@ -120,9 +121,9 @@ def _pair(host: dict, vram: dict) -> tuple[str, ...]:
     )
 
 
-def _head(record: dict) -> str:
+def _head(record: dict, more: str = "") -> str:
     layers = record["settings"].get("layers", "?")
-    return f"{measured_on(record)}, {layers} layers at real widths, one in four of them sparse.\n\n"
+    return f"{measured_on(record)}, {layers} layers at real widths, one in four of them sparse{more}.\n\n"
 
 
 def peaks_table(records: Sequence[dict] | None = None) -> str:
