@@ -19,6 +19,10 @@ LAYER_BYTES, LAYERS = 4 << 20, 12
 #: GB/s of links that were not measured: PCIe 4.0 x16 and Thunderbolt.
 LINKS = {"PCIe 4.0 x16": 25 * 1.073741824, "Thunderbolt": 3.0}
 PEAK_SPREAD_MIB = 64.0
+#: Bytes of the rows that a token selects in one layer, by the end of a variant's name: 2048 times 2 KiB of bf16, or nine lines
+#: of 128 bytes. A link's packets add a seventh to lines of 128 bytes.
+ROWS_BYTES = {"": LAYER_BYTES, "-int8": 2048 * 1152}
+LINK_AIM = 1.25
 
 
 def by_case(samples: list[dict], variant: str) -> dict[tuple[int, int], dict]:
@@ -26,7 +30,21 @@ def by_case(samples: list[dict], variant: str) -> dict[tuple[int, int], dict]:
     return {(s["context"], s["users"]): s for s in samples if s["variant"] == variant and s["kind"] == "decode"}
 
 
-def claims(samples: list[dict]) -> list[Claim]:
+def over_link(sample: dict, settings: dict, suffix: str) -> tuple[float, float] | None:
+    """MiB that crossed PCIe for a decoded token, and how many times that is what its rows are; None where nothing counts it.
+
+    Args:
+        sample: of decoding, K/V in host memory
+        settings: of its run; one in four of its layers is sparse
+        suffix: of the variant's name
+    """
+    if not sample.get("pcie_rx_gb_per_s") or "layers" not in settings:
+        return None
+    crossed = sample["pcie_rx_gb_per_s"] * 1e6 * sample["gap_ms"] / sample["users"]
+    return crossed / 2**20, crossed / (settings["layers"] // 4 * ROWS_BYTES[suffix])
+
+
+def claims(samples: list[dict], settings: dict) -> list[Claim]:
     """What was aimed at, as far as it was measured."""
     found = []
     for suffix in ("", "-int8"):
@@ -38,6 +56,10 @@ def claims(samples: list[dict]) -> list[Claim]:
             if host[case].get("gpu_ms") and vram[case].get("gpu_ms"):
                 rate = vram[case]["gpu_ms"] / host[case]["gpu_ms"]
                 found.append(Claim(f"a decode step on the GPU, {what}", round(rate, 4), "", DECODE_AIM, ">="))
+            if crossed := over_link(host[case], settings, suffix):
+                found.append(
+                    Claim(f"over PCIe for a token, times its rows, {what}", round(crossed[1], 3), "", LINK_AIM, "<=")
+                )
             if case[1] == 1:
                 rate = vram[case]["first_token_s"][-1] / host[case]["first_token_s"][-1]
                 found.append(Claim(f"prefill, host / GPU, {what}", round(rate, 4), "", PREFILL_AIM, ">="))
@@ -72,7 +94,8 @@ def write_record(raw: Path, commit: str | None, parts: Sequence[Path] = (), name
         found["samples"] += json.loads(part.read_text())["samples"]
     settings = {"command": "python -m benchmarks.host_kv_rates run"} | found["settings"]
     gpus = f"1 x {found['gpus']}" if found.get("gpus") else None
-    write(named(RECORD, name), settings, found["samples"], claims(found["samples"]), gpus, found["hardware"], commit)
+    found_claims = claims(found["samples"], settings)
+    write(named(RECORD, name), settings, found["samples"], found_claims, gpus, found["hardware"], commit)
 
 
 def rates_table(records: Sequence[dict] | None = None) -> str:
@@ -80,7 +103,13 @@ def rates_table(records: Sequence[dict] | None = None) -> str:
     parts = []
     for record in records or every(RECORDS):
         rows = [
-            (f"{context:,}", str(users), form, *_pair(host[context, users], vram[context, users]))
+            (
+                f"{context:,}",
+                str(users),
+                form,
+                *_pair(host[context, users], vram[context, users]),
+                _crossed(over_link(host[context, users], record["settings"], suffix)),
+            )
             for form, suffix in (("bf16", ""), ("int8", "-int8"))
             for host, vram in [
                 (by_case(record["samples"], f"host{suffix}"), by_case(record["samples"], f"vram{suffix}"))
@@ -105,6 +134,7 @@ _HEADS = (
     "ratio",
     "last first token, GPU",
     "host",
+    "over PCIe for a token",
 )
 
 
@@ -119,6 +149,10 @@ def _pair(host: dict, vram: dict) -> tuple[str, ...]:
         f"{vram['first_token_s'][-1]:.2f} s",
         f"{host['first_token_s'][-1]:.2f} s",
     )
+
+
+def _crossed(found: tuple[float, float] | None) -> str:
+    return f"{found[0]:.1f} MiB, {found[1]:.2f} times its rows" if found else "–"
 
 
 def _head(record: dict, more: str = "") -> str:

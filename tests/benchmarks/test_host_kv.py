@@ -24,7 +24,7 @@ def decoded(variant: str, rate: float, first: float, users: int = 1) -> dict:
 
 def test_claims_compare_each_case_of_the_pair():
     samples = [decoded("vram", 200.0, 0.9), decoded("host", 196.0, 1.0), decoded("vram", 150.0, 3.6, users=4)]
-    decode, prefill = record.claims(samples)
+    decode, prefill = record.claims(samples, {})
     assert (decode.value, decode.aim, decode.holds) == (0.98, 0.97, True)
     assert (prefill.value, prefill.aim, prefill.holds) == (0.9, 0.90, True)
     assert "4 users" not in decode.name
@@ -35,7 +35,7 @@ def test_peak_memory_is_compared_without_the_arena():
         bytes_ = mib << 20
         return {"variant": f"arena-{mib}", "kind": "prompt", "arena_bytes": bytes_, "peak_allocated_mib": allocated}
 
-    (claim,) = record.claims([prompt(24, 1024.0), prompt(384, 1400.0)])
+    (claim,) = record.claims([prompt(24, 1024.0), prompt(384, 1400.0)], {})
     assert (claim.value, claim.holds) == (16.0, True)
 
 
@@ -45,7 +45,7 @@ def test_the_share_of_a_card_is_what_any_prompt_took_at_most():
         | {"peak_allocated_mib": 23_000.0, "peak_reserved_mib": reserved}
         for reserved in (24_200.0, 23_170.0)
     ]
-    (claim,) = record.claims(samples)
+    (claim,) = record.claims(samples, {})
     assert (claim.value, claim.holds) == (24_200.0, False)
     measured = {"samples": samples, "hardware": {"cpu": "a CPU"}, "upstream": "vllm", "commit": "abc", "settings": {}}
     assert "| of a 24 GB card's share | 262,128 | 96 MiB | 23,000 MiB | – | 24,200 MiB |" in record.peaks_table(
@@ -54,12 +54,12 @@ def test_the_share_of_a_card_is_what_any_prompt_took_at_most():
 
 
 def test_a_failed_variant_claims_nothing():
-    assert not record.claims([{"variant": "host", "kind": "failed", "status": "1"}])
+    assert not record.claims([{"variant": "host", "kind": "failed", "status": "1"}], {})
 
 
 def test_tables():
     samples = [decoded("vram", 200.0, 0.9) | {"gpu_ms": 4.0}, decoded("host", 196.0, 1.0) | {"gpu_ms": 5.0}]
-    on_the_gpu = record.claims(samples)[1]
+    on_the_gpu = record.claims(samples, {})[1]
     assert (on_the_gpu.value, on_the_gpu.holds) == (0.8, False)
     measured = {"samples": samples, "hardware": {"cpu": "a CPU"}, "upstream": "vllm", "commit": "abc", "settings": {}}
     shown = record.rates_table([measured, measured | {"samples": []}])
@@ -80,6 +80,17 @@ def test_a_variant_that_was_cut_short_is_recorded_as_far_as_it_came(tmp_path, mo
     record.write_record(raw, "abc", [part])
     made = json.loads((tmp_path / "host-kv-gpu-rates.json").read_text())
     assert [sample["variant"] for sample in made["samples"]] == ["host", "vram"] and len(made["claims"]) == 2
+
+
+def test_what_crosses_the_link_is_compared_with_what_rows_are():
+    """A step of 4 ms at 10 GB/s for two users is 20 MB each; in two sparse layers rows of bf16 are 8 MiB."""
+    sample = {"variant": "host", "kind": "decode", "context": 1, "users": 2, "per_user": 1.0, "first_token_s": [1.0]}
+    sample |= {"pcie_rx_gb_per_s": 10.0, "gap_ms": 4.0}
+    (_, claim) = record.claims([sample, sample | {"variant": "vram"}], {"layers": 8})
+    assert claim.name.startswith("over PCIe") and claim.value == 2.384 and not claim.holds
+    assert record.over_link(sample, {"layers": 8}, "-int8")[1] == pytest.approx(20e6 / (2 * 2048 * 1152))
+    # Without a counter nothing is claimed.
+    assert record.over_link(sample | {"pcie_rx_gb_per_s": None}, {"layers": 8}, "") is None
 
 
 def test_pairs_of_variants_differ_in_the_place_of_rows_alone():
