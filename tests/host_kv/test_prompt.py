@@ -329,6 +329,19 @@ def test_a_sections_columns_are_ranges():
     assert second.tolist() == [[0, 0], [0, 2], [2, 2], [2, 2]]
 
 
+@pytest.mark.parametrize("missing", [1, 9])
+def test_contexts_that_are_too_short_are_no_secret(missing):
+    """A GPU would lose groups without a word, so a CPU, which asks how many there are, does not."""
+    batch = Batch([200], [30])
+    rows = batch.selected.tolist()
+    groups = {position // RATIO for row in rows for position in row[: row[-1]]}
+    batch.contexts = (len(groups) - missing - len(rows)) * RATIO
+    with pytest.raises((AssertionError, RuntimeError), match="sections are needed|out of bounds"):
+        batch.over_sections(2 * GROUP_BYTES)
+    batch.contexts += missing * RATIO
+    batch.over_sections(2 * GROUP_BYTES)
+
+
 @pytest.mark.parametrize(
     ("decodes", "prompts", "contexts"),
     [(0, 2, 130), (2, 1, 7), (1, 0, 0)],  # requests without a token are padding

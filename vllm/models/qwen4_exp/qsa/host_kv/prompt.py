@@ -76,8 +76,11 @@ def prompt_attention(
     count = section_bound(q.shape[0], selected.shape[1] - 1, contexts, blocks * block_size, ratio, groups)
     union = union_of(selected, block_table, token_to_req, block_size, pool, count * groups, ratio)
     if q.device.type == "cpu":
-        # Nothing is queued here: empty sections cost their time, and asking costs none.
-        count = -(-int(union.size) // groups)
+        # Nothing is queued here: empty sections cost their time, and asking costs none. A bound that is none would cost a
+        # GPU rows without a word.
+        needed = -(-int(union.size) // groups)
+        assert needed <= count, f"{needed} sections are needed, and {count} were foreseen"
+        count = needed
     # To a kernel the union is one request whose blocks are sections, of which the arena has two. The table is as wide
     # as sections of the whole pool, so that its stride, which Triton compiles for, is always the same.
     section = groups * ratio
