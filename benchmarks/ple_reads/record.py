@@ -40,7 +40,7 @@ def claims(samples: list[dict]) -> list[Claim]:
                     f"the same beside the pages that its rows lie on: {what}",
                     cold["kib_per_token"],
                     "KiB",
-                    pages.kib_per_token(rows, store)[1],
+                    cold["counted_kib_per_token"],
                     "<=",
                 ),
                 Claim(

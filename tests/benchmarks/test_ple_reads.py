@@ -102,4 +102,6 @@ def test_shards_are_not_claimed_to_do_what_they_cannot():
             aimed = found[f"read from the disk for a decoded token, cold: {store}, {form}"]
             bound = found[f"the same beside the pages that its rows lie on: {store}, {form}"]
             assert aimed["aim"] == 64 and (store == "flat") == (aimed["value"] <= 64)
-            assert bound["value"] == aimed["value"] <= bound["aim"] == pages.kib_per_token(form, store)[1]
+            assert bound["value"] == aimed["value"] <= bound["aim"]
+            # Of 3,200 rows a share lies on two pages that may be four deviations, 0.9 KiB a token, above the arithmetic's.
+            assert bound["aim"] <= pages.kib_per_token(form, store)[1] + 0.9
