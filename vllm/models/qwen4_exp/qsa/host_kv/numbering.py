@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``union_of`` and ``edges_of_sections`` by kernels: a dozen launches for what plain torch takes 260 for.
+"""``union_of`` and ``edges_of_sections`` by kernels: a dozen launches for what plain torch takes 350 for.
 
 The host of a GPU launches a prompt from Python, one operation after the other, and on a fast GPU is what a prompt waits
 for: in torch the numbers alone took an H200's host 50 ms a chunk of 2,048 tokens and four sparse layers, beside the 70 that
