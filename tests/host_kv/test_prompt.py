@@ -133,7 +133,7 @@ def test_an_arena_that_no_group_divides():
 def test_the_kernels_take_sections_as_the_reference_does(monkeypatch):
     """What a GPU runs, interpreted: a union as one request, its sections as blocks, the arena's halves by turns."""
     from vllm.models.qwen4_exp.qsa import sections
-    from vllm.models.qwen4_exp.qsa.host_kv import prompt
+    from vllm.models.qwen4_exp.qsa.host_kv import numbering, prompt
 
     batch = Batch([70, 9], [6, 2], seed=5)
     expected = batch.over_sections(6 * GROUP_BYTES)
@@ -148,6 +148,8 @@ def test_the_kernels_take_sections_as_the_reference_does(monkeypatch):
 
     monkeypatch.setattr(prompt, "attend", attend)
     monkeypatch.setattr(prompt, "finish", finish)
+    monkeypatch.setattr(prompt, "union_of", numbering.union_of)
+    monkeypatch.setattr(prompt, "edges_of_sections", numbering.edges_of_sections)
     result = batch.over_sections(6 * GROUP_BYTES)
     assert len(seen) > 2
     torch.testing.assert_close(result.float(), expected.float(), atol=2**-7, rtol=2**-6)
@@ -215,9 +217,9 @@ def test_prompts_go_over_sections_and_single_tokens_do_not(monkeypatch):
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    """Sections by the kernels, as on a GPU; gives the attention kernel for rows in place."""
+    """Numbers and sections by the kernels, as on a GPU; gives the attention kernel for rows in place."""
     from vllm.models.qwen4_exp.qsa import attention, sections
-    from vllm.models.qwen4_exp.qsa.host_kv import prompt
+    from vllm.models.qwen4_exp.qsa.host_kv import numbering, prompt
 
     def attend(state, q, rows, numbers, columns, table, zeros, k_scale):
         scales = {"key_scales": rows.key_scales, "value_scales": rows.value_scales, "k_scale": k_scale}
@@ -228,6 +230,8 @@ def interpreted(monkeypatch):
 
     monkeypatch.setattr(prompt, "attend", attend)
     monkeypatch.setattr(prompt, "finish", finish)
+    monkeypatch.setattr(prompt, "union_of", numbering.union_of)
+    monkeypatch.setattr(prompt, "edges_of_sections", numbering.edges_of_sections)
     return attention.sparse_paged_attention
 
 
