@@ -130,18 +130,17 @@ def test_an_arena_that_no_group_divides():
         torch.testing.assert_close(result.float(), expected, atol=2**-8, rtol=2**-7)
 
 
-def test_the_kernels_take_sections_as_the_reference_does(monkeypatch):
-    """What a GPU runs, interpreted: a union as one request, its sections as blocks, the arena's halves by turns."""
+def use_kernels(monkeypatch) -> list[torch.Tensor]:
+    """Number rows and attend to sections by the kernels; columns of every section are added to what is returned."""
     from vllm.models.qwen4_exp.qsa import sections
     from vllm.models.qwen4_exp.qsa.host_kv import numbering, prompt
 
-    batch = Batch([70, 9], [6, 2], seed=5)
-    expected = batch.over_sections(6 * GROUP_BYTES)
     seen = []
 
     def attend(state, q, rows, numbers, columns, table, zeros, k_scale):
         seen.append(columns.clone())
-        sections.attend_section(state, q, rows.keys, rows.values, numbers, columns, table, zeros, k_scale=k_scale)
+        scales = {"key_scales": rows.key_scales, "value_scales": rows.value_scales, "k_scale": k_scale}
+        sections.attend_section(state, q, rows.keys, rows.values, numbers, columns, table, zeros, **scales)
 
     def finish(state, out, output_gate, v_scale):
         return sections.finish(state, out, output_gate=output_gate, v_scale=v_scale)
@@ -150,6 +149,14 @@ def test_the_kernels_take_sections_as_the_reference_does(monkeypatch):
     monkeypatch.setattr(prompt, "finish", finish)
     monkeypatch.setattr(prompt, "union_of", numbering.union_of)
     monkeypatch.setattr(prompt, "edges_of_sections", numbering.edges_of_sections)
+    return seen
+
+
+def test_the_kernels_take_sections_as_the_reference_does(monkeypatch):
+    """What a GPU runs, interpreted: a union as one request, its sections as blocks, the arena's halves by turns."""
+    batch = Batch([70, 9], [6, 2], seed=5)
+    expected = batch.over_sections(6 * GROUP_BYTES)
+    seen = use_kernels(monkeypatch)
     result = batch.over_sections(6 * GROUP_BYTES)
     assert len(seen) > 2
     torch.testing.assert_close(result.float(), expected.float(), atol=2**-7, rtol=2**-6)
@@ -218,20 +225,9 @@ def test_prompts_go_over_sections_and_single_tokens_do_not(monkeypatch):
 @pytest.fixture
 def interpreted(monkeypatch):
     """Numbers and sections by the kernels, as on a GPU; gives the attention kernel for rows in place."""
-    from vllm.models.qwen4_exp.qsa import attention, sections
-    from vllm.models.qwen4_exp.qsa.host_kv import numbering, prompt
+    from vllm.models.qwen4_exp.qsa import attention
 
-    def attend(state, q, rows, numbers, columns, table, zeros, k_scale):
-        scales = {"key_scales": rows.key_scales, "value_scales": rows.value_scales, "k_scale": k_scale}
-        sections.attend_section(state, q, rows.keys, rows.values, numbers, columns, table, zeros, **scales)
-
-    def finish(state, out, output_gate, v_scale):
-        return sections.finish(state, out, output_gate=output_gate, v_scale=v_scale)
-
-    monkeypatch.setattr(prompt, "attend", attend)
-    monkeypatch.setattr(prompt, "finish", finish)
-    monkeypatch.setattr(prompt, "union_of", numbering.union_of)
-    monkeypatch.setattr(prompt, "edges_of_sections", numbering.edges_of_sections)
+    use_kernels(monkeypatch)
     return attention.sparse_paged_attention
 
 

@@ -134,7 +134,8 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
         if ids.size <= _FEW:
             self._place(fetched.records())
         else:
-            rows, index = self._activations(fetched.parts), self._send(torch.from_numpy(fetched.index.reshape(-1)))
+            rows = self._activations([self.table.split(part) for part in fetched.parts])
+            index = self._send(torch.from_numpy(fetched.index.reshape(-1)))
             torch.index_select(rows, 0, index, out=self.rows[:tokens].flatten(0, 1))
         if padded_tokens > tokens:
             self.rows[tokens:padded_tokens].zero_()
@@ -145,16 +146,16 @@ class Qwen4ExpPLEFileEmbedding(upstream.Qwen4ExpPLEEmbedding):
 
     def _place(self, records: torch.Tensor) -> None:
         """Fill the first rows of the buffer with ``records``, uint8 ``[tokens, num_ngram_heads, row_bytes]``."""
-        target, (rows, _) = self.rows[: len(records)], self.table.split(records)
+        target, stored = self.rows[: len(records)], self.table.split(records)
+        rows = stored[0]
         if self.table.table.kind is Kind.PLAIN and rows.dtype is target.dtype:
             # A step that decodes waits for this: one copy to the device, and no launch behind it.
             target.copy_(self._pinned(rows), non_blocking=True)
         else:
-            target.copy_(self._activations([records]))
+            target.copy_(self._activations([stored]))
 
-    def _activations(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """Records, uint8 ``[..., row_bytes]`` -> ``[..., dim]`` on the device, one part after the other."""
-        stored = [self.table.split(records) for records in parts]
+    def _activations(self, stored: list[tuple[torch.Tensor, torch.Tensor | None]]) -> torch.Tensor:
+        """Records that the store has split -> ``[..., dim]`` on the device, one part after the other."""
         # Codes travel to the device, and are multiplied there.
         rows, scales = (
             None if these[0] is None else self._joined([self._send(one) for one in these]) for these in zip(*stored)

@@ -24,17 +24,17 @@ _COLUMNS, _GROUPS, _PLACES, _EDGES = 512, 1024, 512, 32
 
 
 @triton.jit
-def _group_of(position, table, BLOCK_SIZE: tl.constexpr, RATIO: tl.constexpr, mask):
-    block = tl.load(table + position // BLOCK_SIZE, mask=mask, other=0)
-    return block * (BLOCK_SIZE // RATIO) + position % BLOCK_SIZE // RATIO
-
-
-@triton.jit
-def _selection(selected_ptr, token, columns, stride_selected, WIDTH: tl.constexpr):
-    """Positions that a token selects in some columns, and in which of them it does."""
+def _selection(
+    selected_ptr, token_to_req_ptr, table_ptr, token, columns, stride_selected, stride_table,
+    WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, RATIO: tl.constexpr,
+):  # fmt: skip
+    """What a token selects in some columns: positions, their groups in the pool, where there are any; and its request."""
     row = selected_ptr + token * stride_selected
     mine = columns < tl.minimum(tl.load(row + WIDTH), WIDTH)
-    return tl.load(row + columns, mask=mine, other=0), mine
+    position = tl.load(row + columns, mask=mine, other=0)
+    request = tl.load(token_to_req_ptr + token)
+    block = tl.load(table_ptr + request.to(tl.int64) * stride_table + position // BLOCK_SIZE, mask=mine, other=0)
+    return position, block * (BLOCK_SIZE // RATIO) + position % BLOCK_SIZE // RATIO, mine, request
 
 
 # Slices of a step begin at any token: compiled for aligned ones too, a kernel would be compiled again while somebody waits.
@@ -46,9 +46,18 @@ def mark_kernel(
     """``needed`` ``[pool]`` becomes 1 where a token selects the group; ``furthest`` ``[requests]`` its last position."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    position, mine = _selection(selected_ptr, token, columns, stride_selected, WIDTH)
-    request = tl.load(token_to_req_ptr + token)
-    group = _group_of(position, table_ptr + request.to(tl.int64) * stride_table, BLOCK_SIZE, RATIO, mine)
+    position, group, mine, request = _selection(
+        selected_ptr,
+        token_to_req_ptr,
+        table_ptr,
+        token,
+        columns,
+        stride_selected,
+        stride_table,
+        WIDTH,
+        BLOCK_SIZE,
+        RATIO,
+    )
     tl.store(needed_ptr + group, 1, mask=mine)
     last = tl.max(tl.where(mine, position, -1), axis=0)
     tl.atomic_max(furthest_ptr + request, last, mask=last >= 0)
@@ -120,9 +129,18 @@ def look_up_kernel(
     """``numbers`` ``[tokens, WIDTH + 1]`` of a Union."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    position, mine = _selection(selected_ptr, token, columns, stride_selected, WIDTH)
-    request = tl.load(token_to_req_ptr + token)
-    group = _group_of(position, table_ptr + request.to(tl.int64) * stride_table, BLOCK_SIZE, RATIO, mine)
+    position, group, mine, _ = _selection(
+        selected_ptr,
+        token_to_req_ptr,
+        table_ptr,
+        token,
+        columns,
+        stride_selected,
+        stride_table,
+        WIDTH,
+        BLOCK_SIZE,
+        RATIO,
+    )
     number = tl.load(number_ptr + group, mask=mine, other=0) * RATIO + position % RATIO
     number = tl.where(mine, number, BEYOND)
     number = tl.where(columns == WIDTH, tl.load(selected_ptr + token * stride_selected + WIDTH), number)

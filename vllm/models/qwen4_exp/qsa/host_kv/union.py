@@ -18,6 +18,7 @@ is why sizes are bounds: what lies beyond the union is masked.
 """
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 
@@ -40,6 +41,15 @@ class Union:
     groups: torch.Tensor
     size: torch.Tensor
     numbers: torch.Tensor
+
+
+def _on(device: torch.device) -> ModuleType:
+    """The kernels on a GPU, the same in torch elsewhere; both import this module."""
+    if device.type == "cpu":
+        from . import union_reference as module
+    else:
+        from . import numbering as module
+    return module
 
 
 def union_of(
@@ -67,11 +77,7 @@ def union_of(
         limit: bound of how many different ones there are.
         ratio: rows of a group, which are ``slot // ratio``.
     """
-    if selected.device.type == "cpu":
-        from . import union_reference as module
-    else:
-        from . import numbering as module
-    return module.union_of(selected, block_table, token_to_req, block_size, pool, limit, ratio)
+    return _on(selected.device).union_of(selected, block_table, token_to_req, block_size, pool, limit, ratio)
 
 
 def edges_of_sections(numbers: torch.Tensor, size: int, count: int) -> torch.Tensor:
@@ -85,8 +91,4 @@ def edges_of_sections(numbers: torch.Tensor, size: int, count: int) -> torch.Ten
     Returns ``[count, tokens, 2]`` int32: of each section and token the first column, and the one after the last.
 
     """
-    if numbers.device.type == "cpu":
-        from . import union_reference as module
-    else:
-        from . import numbering as module
-    return module.edges_of_sections(numbers, size, count)
+    return _on(numbers.device).edges_of_sections(numbers, size, count)
