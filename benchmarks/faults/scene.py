@@ -20,9 +20,10 @@ from demo.server import Server, free_port
 READY_LIMIT = 480
 #: Small, so that a long prompt is many steps of prefill.
 CHUNK = 32
+MODEL_LENGTH = 2048
 PROMPT = [7 + n % 200 for n in range(1500)]
 ARGUMENTS = [
-    *("--max-model-len", "2048", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20)),
+    *("--max-model-len", str(MODEL_LENGTH), "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20)),
     *("--max-num-batched-tokens", str(CHUNK), "--no-enable-prefix-caching"),
     *("--worker-extension-cls", "benchmarks.faults.out_of_memory.OutOfMemory"),
 ]
@@ -124,7 +125,7 @@ def _bring_into_phase(case: Case, server: Server) -> Stream | None:
 
 
 def _ask(server: Server, prompt: list[int]) -> Stream:
-    return Stream(int(server.url.rsplit(":", 1)[1]), prompt, length=500).start()
+    return Stream(int(server.url.rsplit(":", 1)[1]), prompt, MODEL_LENGTH - len(prompt)).start()
 
 
 def _wait_for_stage(server: Server, stage: int) -> None:

@@ -93,7 +93,12 @@ def _happened(row: dict) -> str:
             f"{share}; all free after {row['freed_s']:.1f} s" if row["freed_s"] is not None else f"{share}; NOT freed"
         )
     if "ends" in row:
-        words = {"done": "answered", "503": "refused with 503", "error": "an error inside the stream, after status 200"}
+        words = {
+            "done": "answered",
+            "answering": "being answered meanwhile",
+            "503": "refused with 503",
+            "error": "an error inside the stream, after status 200",
+        }
         ends = ", ".join(f"{count} {words.get(end, end)}" for end, count in row["ends"].items())
         told = f"; {row['with_retry_after']} were told when to try again" if "with_retry_after" in row else ""
         return f"of {row['sent']}: {ends}{told}"

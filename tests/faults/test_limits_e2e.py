@@ -40,7 +40,7 @@ def test_an_answer_ends_with_the_model_s_length(server):
 def test_a_burst_is_answered_or_refused_by_a_status(server):
     seen = limits.overload(server)
     refused = limits.BURST - limits.LIMIT
-    assert seen["ends"] == {"503": refused, "done": limits.LIMIT}
+    assert seen["ends"] == {"503": refused, "answering": limits.LIMIT}
     assert seen["with_retry_after"] == refused
     assert limits.recovered(server)["answer"] == "done: 20 tokens"
     assert limits.load(server) == {"usage": 0, "running": 0, "preempted": 0}
