@@ -139,7 +139,5 @@ def killed(server: Server, stream: Stream, struck: psutil.Process) -> dict:
         "client_s": round(stream.ended_at - start, 1) if stream.ended.is_set() else None,
         "gone_s": None if left else round(seconds, 1),
         "exit_status": server.process.poll(),
-        "left_processes": sorted(leftovers.title(process) for process in left),
-        "left_shared_memory": sorted(leftovers.still_there(names)),
-        "left_port": leftovers.listens(port),
+        **leftovers.after(leader, names, port, within=0),
     }

