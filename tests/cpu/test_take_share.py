@@ -13,6 +13,8 @@ from vllm.utils.stage_cpus import CoreListsDoNotFit, machine, take_share
 @pytest.fixture
 def config(monkeypatch):
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    # As Ray starts its workers.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     cores, threads, here = os.sched_getaffinity(0), torch.get_num_threads(), stage_cpus._workers_here
     parallel = SimpleNamespace(local_world_size=9, assigned_physical_gpu_ids=None, _api_process_count=1)
     yield SimpleNamespace(
@@ -33,6 +35,13 @@ def test_two_stages_of_a_machine_have_different_cores(config):
     assert os.sched_getaffinity(0) == set(first) and torch.get_num_threads() == len(first)
     os.sched_setaffinity(0, cores)
     assert not set(first) & set(take_share(config, 1, 2))
+
+
+def test_stages_that_share_cores_compute_on_a_thread_each(config):
+    cores = os.sched_getaffinity(0)
+    torch.set_num_threads(2)
+    assert take_share(config, 0, len(cores) + 1) == sorted(cores)
+    assert os.sched_getaffinity(0) == cores and torch.get_num_threads() == 1
 
 
 def test_memory_is_shared_by_those_who_are_here(config):

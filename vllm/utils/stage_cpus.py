@@ -3,8 +3,9 @@
 
 Upstream binds each worker to a NUMA node of its own and stops where there are fewer
 nodes than workers: every pipeline on an ordinary desktop.  Here the workers then get
-the cores of the nodes that there are, in equal runs, or one each in turn where there
-are fewer cores than workers; and they share the node's memory.
+the cores of the nodes that there are, in equal runs, or are bound to none and compute
+on one thread each where there are fewer cores than workers; and they share the node's
+memory.
 """
 
 import hashlib
@@ -22,6 +23,7 @@ from vllm.utils.cpu_resource_utils import (
     get_allowed_cpu_list,
     get_visible_memory_node,
 )
+from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -50,7 +52,9 @@ def bind_mask(workers: int, local_dp_rank: int | None, nodes: Sequence[int] | No
 
     Returns the user's own setting if there is one, and upstream's ``auto`` where it
     works; otherwise core lists, ``0,1|2,3``, one for each worker of each replica up
-    to this one, since the reader takes its own part out of the whole.
+    to this one, since the reader takes its own part out of the whole; or ``nobind``
+    where cores are too few, for workers that find ``OMP_NUM_THREADS`` to be 1: this
+    sets it in the environment that they inherit, unless the user did.
 
     """
     setting = envs.VLLM_CPU_OMP_THREADS_BIND
@@ -58,6 +62,9 @@ def bind_mask(workers: int, local_dp_rank: int | None, nodes: Sequence[int] | No
     if setting != AUTO or workers <= len(visible):
         return setting
     cores = one_per_core(get_allowed_cpu_list(), visible)
+    if len(cores) < workers:
+        _one_thread_each()
+        return NOBIND
     return "|".join(core_lists(cores, workers) * ((local_dp_rank or 0) + 1))
 
 
@@ -74,18 +81,24 @@ def one_per_core(cpus: Sequence[LogicalCPUInfo], nodes: Sequence[int]) -> list[i
 
 
 def core_lists(cores: Sequence[int], workers: int) -> list[str]:
-    """Split cores into ``workers`` runs, or deal them out in turn if they are too few.
+    """Split cores into ``workers`` runs.
 
-    Cores left over by the division stay free for the engine and the server.  Workers
-    that share a core compute on one thread each: with a thread on every core, those of
-    waiting stages spin against the one at work (three stages on two cores, 8 layers:
-    256 ms a token against 32).
+    Cores left over by the division stay free for the engine and the server.
     """
     share = len(cores) // workers
-    if share == 0:
-        return [str(cores[i % len(cores)]) for i in range(workers)]
     runs = (cores[i * share : (i + 1) * share] for i in range(workers))
     return [",".join(map(str, run)) for run in runs]
+
+
+def _one_thread_each() -> None:
+    """For workers that share cores.
+
+    With a thread on every core, those of waiting stages spin against the one at work (three stages on two cores, 8
+    layers: 256 ms a token against 32).  Bound to a core each, two that got the same one start one after the other: the
+    workers of three stages on two cores took 18 s to import, and 13 s unbound.
+    """
+    if "OMP_NUM_THREADS" not in os.environ or os.environ.get(OMP_NUM_THREADS_SET_BY_VLLM) == "1":
+        os.environ |= {"OMP_NUM_THREADS": "1", OMP_NUM_THREADS_SET_BY_VLLM: "1"}
 
 
 def memory_fraction(vllm_config: "VllmConfig") -> float:
@@ -146,6 +159,6 @@ def take_share(vllm_config: "VllmConfig", index: int, workers: int) -> list[int]
     _workers_here = workers
     cores = manager.cpu_lists[index] if manager.cpu_lists else sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores)
-    # Ray has set OMP_NUM_THREADS to 1.
-    torch.set_num_threads(len(cores))
+    # Ray has set OMP_NUM_THREADS to 1, which is right for workers that share cores only.
+    torch.set_num_threads(1 if setting == AUTO and manager.skip_setup else len(cores))
     return cores
