@@ -37,12 +37,12 @@ demo: install
 serve: install
 	$(BIN)/python -m demo --serve
 
-# Engines and servers fill the machine and are watched by the clock, so those tests run one by one; the others run on all
-# cores, on two in 5 minutes instead of 8.
+# Engines and servers fill the machine and are watched by the clock, so those tests run one by one; most others run on all
+# cores with a thread each, on two in 5 minutes instead of 8.
 test: check
 	$(BIN)/python -m ruff check .
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e" --numprocesses auto --maxprocesses 4 --dist loadfile
-	$(BIN)/python -m pytest -m e2e --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not (e2e or alone)" --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m "e2e or alone" --durations=15
 
 check: install
 	$(BIN)/python -m fork check

@@ -36,6 +36,7 @@ class Server:
     def __init__(
         self, checkpoint: Path, *, stages: int, port: int, log: Path, arguments: list[str], env: dict[str, str]
     ):
+        self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
         self.command = [

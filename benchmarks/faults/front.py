@@ -60,26 +60,21 @@ def _play(front: Front, checkpoint: Path, stages: int, log: Path, env: dict[str,
     with scene.start(checkpoint, stages, log, env, arguments) as server:
         server.wait_until_healthy(scene.READY_LIMIT, lambda seconds, milestone: None)
         stream = ask(server, TOKENS)
-        if not stream.wait_for_tokens(5, 60):
-            raise RuntimeError(f"no tokens to interrupt: {stream.end} {stream.detail}")
+        stream.need_tokens(5, "to interrupt")
         struck = _who(front, server)
         measure = stopped if front.fault == "SIGSTOP" else killed
         return {"limit": front.name, **measure(server, stream, struck)}
 
 
 def ask(server: Server, length: int) -> Stream:
-    return Stream(_port(server), scene.PROMPT[:40], length).start()
-
-
-def _port(server: Server) -> int:
-    return int(server.url.rsplit(":", 1)[1])
+    return scene.ask(server, scene.PROMPT[:40], length)
 
 
 def _who(front: Front, server: Server) -> psutil.Process:
     assert server.process is not None
     if front.count == 1 or front.who == "parent":
         return psutil.Process(server.process.pid)
-    return next(process for process in leftovers.of_session(server.process.pid) if _serves(process, _port(server)))
+    return next(process for process in leftovers.of_session(server.process.pid) if _serves(process, server.port))
 
 
 def _serves(process: psutil.Process, port: int) -> bool:
@@ -124,7 +119,7 @@ def stopped(server: Server, stream: Stream, struck: psutil.Process) -> dict:
 def killed(server: Server, stream: Stream, struck: psutil.Process) -> dict:
     """Kill a process that has asked nobody to end."""
     assert server.process is not None
-    leader, port = server.process.pid, _port(server)
+    leader, port = server.process.pid, server.port
     names = leftovers.shared_memory(leader)
     struck.send_signal(signal.SIGKILL)
     start = time.monotonic()

@@ -46,14 +46,9 @@ def play(checkpoint: Path, stages: int, env: dict[str, str]) -> Iterator[dict]:
         yield stopped_while_loading(checkpoint, stages, log, env)
 
 
-def ask(server: Server, prompt: list[int], length: int) -> Stream:
-    return Stream(int(server.url.rsplit(":", 1)[1]), prompt, length).start()
-
-
 def disconnect(server: Server, phase: str, prompt: list[int], tokens: int) -> dict:
-    stream = ask(server, prompt, scene.MODEL_LENGTH - len(prompt))
-    if not stream.wait_for_tokens(tokens, 60):
-        raise RuntimeError(f"no tokens before the client went away: {stream.end} {stream.detail}")
+    stream = scene.ask(server, prompt)
+    stream.need_tokens(tokens, "before the client went away")
     _wait_for(server, lambda state: state["usage"] > 0, 20)
     held = load(server)["usage"]
     stream.hang_up()
@@ -62,14 +57,14 @@ def disconnect(server: Server, phase: str, prompt: list[int], tokens: int) -> di
 
 
 def too_long(server: Server) -> dict:
-    stream = ask(server, [7] * 3000, 10)
+    stream = scene.ask(server, [7] * 3000, 10)
     stream.ended.wait(60)
     return {"limit": "prompt longer than the model's", "answer": f"{stream.end}: {stream.detail}"[:400]}
 
 
 def too_long_with_answer(server: Server) -> dict:
     """The prompt fits, and no answer of the length that is asked for."""
-    stream = ask(server, scene.PROMPT, 1000)
+    stream = scene.ask(server, scene.PROMPT, 1000)
     stream.ended.wait(60)
     return {"limit": "prompt and max_tokens longer than the model's", "answer": f"{stream.end}: {stream.detail}"[:400]}
 
@@ -85,9 +80,9 @@ def overload(server: Server) -> dict:
         RuntimeError: the first were not all being answered, before the rest came or after.
     """
     prompt = scene.PROMPT[:60]
-    first = [ask(server, prompt, scene.MODEL_LENGTH - len(prompt)) for _ in range(LIMIT)]
+    first = [scene.ask(server, prompt) for _ in range(LIMIT)]
     _all_answering(first, "before the burst")
-    rest = [ask(server, prompt, 40) for _ in range(BURST - LIMIT)]
+    rest = [scene.ask(server, prompt, 40) for _ in range(BURST - LIMIT)]
     for stream in rest:
         stream.ended.wait(300)
     _all_answering(first, "after the burst")
@@ -108,13 +103,14 @@ def overload(server: Server) -> dict:
 
 def _all_answering(streams: list[Stream], when: str) -> None:
     for stream in streams:
-        if not stream.wait_for_tokens(stream.tokens + 1, 60) or stream.ended.is_set():
-            raise RuntimeError(f"{when} a request was no longer answered: {stream.end} {stream.detail}")
+        stream.need_tokens(stream.tokens + 1, when)
+        if stream.ended.is_set():
+            raise RuntimeError(f"a request ended {when}: {stream.end} {stream.detail}")
 
 
 def recovered(server: Server) -> dict:
     seconds = _wait_for(server, lambda state: state["usage"] == 0 and state["running"] == 0, FREED_WITHIN)
-    stream = ask(server, scene.PROMPT[:40], 20)
+    stream = scene.ask(server, scene.PROMPT[:40], 20)
     stream.ended.wait(60)
     return {"limit": "after the overload", "freed_s": seconds, "answer": f"{stream.end}: {stream.detail}"}
 
@@ -136,7 +132,7 @@ def _small_pool(checkpoint: Path, stages: int, log: Path, env: dict, name: str, 
         except ServerFailed:
             said = re.findall(r"ValueError: (.+)", log.read_text(errors="replace"))
             return {"limit": name, "answer": f"refused at start: {said[0] if said else '?'}"[:400]}
-        stream = ask(server, scene.PROMPT, 400)
+        stream = scene.ask(server, scene.PROMPT, 400)
         ended = stream.ended.wait(60)
         state = load(server)
         answer = f"{stream.end}: {stream.detail}"[:400] if ended else f"nothing in 60 s, {stream.tokens} tokens"

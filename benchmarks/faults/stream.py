@@ -44,6 +44,15 @@ class Stream:
             time.sleep(0.02)
         return self.tokens >= count
 
+    def need_tokens(self, count: int, what_for: str, limit: float = 60) -> None:
+        """Wait for them.
+
+        Raises:
+            RuntimeError: they did not come.
+        """
+        if not self.wait_for_tokens(count, limit):
+            raise RuntimeError(f"no tokens {what_for}: {self.end} {self.detail}")
+
     def _run(self) -> None:
         try:
             self.end, self.detail = self._read()

@@ -99,9 +99,8 @@ def play(case: Case, checkpoint: Path, patience: float) -> dict:
                 _wait_for_loading(cluster.nodes[1], server)
             else:
                 server.wait_until_healthy(scene.READY_LIMIT * 2, lambda seconds, milestone: None)
-                stream = Stream(int(server.url.rsplit(":", 1)[1]), [7 + n for n in range(40)], length=1900).start()
-                if not stream.wait_for_tokens(5, 60):
-                    raise RuntimeError(f"no tokens to interrupt: {stream.end} {stream.detail}")
+                stream = Stream(server.port, [7 + n for n in range(40)], length=1900).start()
+                stream.need_tokens(5, "to interrupt")
             seen = strike(case, server, cluster, stream, patience)
         if folder := os.environ.get("FAULT_LOG"):
             Path(folder, f"ray-{case.name}.log").write_bytes(log.read_bytes())
@@ -139,6 +138,6 @@ def strike(case: Case, server: Server, cluster: RayCluster, stream: Stream | Non
             break
         time.sleep(LOOK)
     seen.note_client(stream, struck)
-    left = leftovers.after(server.process.pid, names, int(server.url.rsplit(":", 1)[1]))
+    left = leftovers.after(server.process.pid, names, server.port)
     seen.left_processes, seen.left_shared_memory = left["left_processes"], left["left_shared_memory"]
     return seen

@@ -113,6 +113,7 @@ def test_the_manager_starts_workers_on_one_node(on, cores, workers, threads):
     """Upstream's own reader accepts the setting; it asserted before."""
     on(machine(cores))
     made = manager(workers)
+    assert len(made.cpu_lists) == (workers if cores >= workers else 0) and all(made.cpu_lists)
     for rank in range(workers):
         with made.configure_omp_envs(rank=rank, local_rank=rank):
             assert os.environ["OMP_NUM_THREADS"] == threads

@@ -129,8 +129,7 @@ def test_the_death_of_a_stage_ends_the_server(cluster, server):
     """Last: the server is gone afterwards."""
     stages = [cluster.nodes[number].stage(number) for number in (0, 1)]
     names = leftovers.shared_memory(server.process.pid)
-    port = int(server.url.rsplit(":", 1)[1])
-    stream = Stream(port, [7 + n for n in range(40)], length=1500).start()
+    stream = Stream(server.port, [7 + n for n in range(40)], length=1500).start()
     assert stream.wait_for_tokens(5, 60), stream.detail
     struck = time.monotonic()
     stages[1].kill()
@@ -141,5 +140,5 @@ def test_the_death_of_a_stage_ends_the_server(cluster, server):
     while stages[0].is_running() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not stages[0].is_running(), "the other stage stayed behind"
-    left = leftovers.after(server.process.pid, names, port)
+    left = leftovers.after(server.process.pid, names, server.port)
     assert not any(left.values()), left

@@ -25,16 +25,19 @@ _COLUMNS, _GROUPS, _PLACES, _EDGES = 512, 1024, 512, 32
 
 @triton.jit
 def _selection(
-    selected_ptr, token_to_req_ptr, table_ptr, token, columns, stride_selected, stride_table,
-    WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, RATIO: tl.constexpr,
+    selected_ptr, token_to_req_ptr, table_ptr, stride_selected, stride_table,
+    WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, RATIO: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """What a token selects in some columns: positions, their groups in the pool, where there are any; and its request."""
+    """A program's token, its request and columns; of these positions, their groups in the pool, where there are any."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     row = selected_ptr + token * stride_selected
     mine = columns < tl.minimum(tl.load(row + WIDTH), WIDTH)
     position = tl.load(row + columns, mask=mine, other=0)
     request = tl.load(token_to_req_ptr + token)
     block = tl.load(table_ptr + request.to(tl.int64) * stride_table + position // BLOCK_SIZE, mask=mine, other=0)
-    return position, block * (BLOCK_SIZE // RATIO) + position % BLOCK_SIZE // RATIO, mine, request
+    group = block * (BLOCK_SIZE // RATIO) + position % BLOCK_SIZE // RATIO
+    return token, request, columns, position, group, mine
 
 
 # Slices of a step begin at any token: compiled for aligned ones too, a kernel would be compiled again while somebody waits.
@@ -44,19 +47,8 @@ def mark_kernel(
     WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, RATIO: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """``needed`` ``[pool]`` becomes 1 where a token selects the group; ``furthest`` ``[requests]`` its last position."""
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    position, group, mine, request = _selection(
-        selected_ptr,
-        token_to_req_ptr,
-        table_ptr,
-        token,
-        columns,
-        stride_selected,
-        stride_table,
-        WIDTH,
-        BLOCK_SIZE,
-        RATIO,
+    _, request, _, position, group, mine = _selection(
+        selected_ptr, token_to_req_ptr, table_ptr, stride_selected, stride_table, WIDTH, BLOCK_SIZE, RATIO, COLUMNS
     )
     tl.store(needed_ptr + group, 1, mask=mine)
     last = tl.max(tl.where(mine, position, -1), axis=0)
@@ -127,19 +119,8 @@ def look_up_kernel(
     WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, RATIO: tl.constexpr, BEYOND: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """``numbers`` ``[tokens, WIDTH + 1]`` of a Union."""
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    position, group, mine, _ = _selection(
-        selected_ptr,
-        token_to_req_ptr,
-        table_ptr,
-        token,
-        columns,
-        stride_selected,
-        stride_table,
-        WIDTH,
-        BLOCK_SIZE,
-        RATIO,
+    token, _, columns, position, group, mine = _selection(
+        selected_ptr, token_to_req_ptr, table_ptr, stride_selected, stride_table, WIDTH, BLOCK_SIZE, RATIO, COLUMNS
     )
     number = tl.load(number_ptr + group, mask=mine, other=0) * RATIO + position % RATIO
     number = tl.where(mine, number, BEYOND)
